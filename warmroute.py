@@ -9,7 +9,11 @@ from importlib import metadata
 COMMANDS = {
     "router": ("router.__main__", "main", "HTTP router in front of the engines"),
     "indexer": ("indexer.__main__", "main", "global index service"),
-    "relay": ("indexer.relay.__main__", "main", "reads engines' KV events, publishes them over NATS"),
+    "relay": (
+        "indexer.relay.__main__",
+        "main",
+        "reads engines' KV events, publishes them over NATS",
+    ),
     "bench": ("bench.__main__", "main", "replay, simulation and mock engines"),
     "check-config": ("router.check_config", "main", "print a resolved configuration or its error"),
 }

@@ -63,7 +63,7 @@ def chain_hashes(data: bytes, block_bytes: int, seed: int) -> list[int]:
     `seed` is the namespace hash, or the hash of the block just before `data`.
     """
     view = memoryview(data)
-    hashes = []
+    hashes: list[int] = []
     append = hashes.append
     for start in range(0, len(data) - block_bytes + 1, block_bytes):
         seed = xxh3_64_intdigest(view[start : start + block_bytes], seed)

@@ -5,7 +5,7 @@ defaults, and an op with an unknown name or tier is counted and skipped without 
 """
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
@@ -121,6 +121,8 @@ class _LooseBatch(msgspec.Struct, frozen=True):
     v: int = WIRE_VERSION
 
 
+_Message = TypeVar("_Message", Heartbeat, SnapshotRequest, SnapshotChunk)
+
 _encoder = msgspec.msgpack.Encoder()
 _batch_decoder = msgspec.msgpack.Decoder(Batch)
 _loose_decoder = msgspec.msgpack.Decoder(_LooseBatch)
@@ -160,9 +162,7 @@ def _decode_loosely(data: bytes) -> tuple[Batch, int]:
             ops.append(_op_decoder.decode(raw))
         except msgspec.DecodeError:
             continue
-    batch = Batch(
-        loose.instance, loose.rank, loose.epoch, loose.seq, loose.sent_at, ops, loose.v
-    )
+    batch = Batch(loose.instance, loose.rank, loose.epoch, loose.seq, loose.sent_at, ops, loose.v)
     return batch, len(loose.ops) - len(ops)
 
 
@@ -178,7 +178,7 @@ def decode_snapshot_chunk(data: bytes) -> SnapshotChunk:
     return _decode(_chunk_decoder, data, "snapshot chunk")
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes, what: str) -> Any:
+def _decode(decoder: msgspec.msgpack.Decoder[_Message], data: bytes, what: str) -> _Message:
     try:
         message = decoder.decode(data)
     except msgspec.DecodeError as error:
