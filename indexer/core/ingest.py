@@ -211,7 +211,7 @@ class Ingest:
         # A relay whose clock runs behind takes over once the later epoch's owner is silent.
         if now_s - stream.heartbeat_s > self.config.takeover_after_s:
             self.counters.takeovers += 1
-            self._begin_epoch(stream, state.epoch)
+            self._adopt(stream, state)
             return False
         return True
 
@@ -221,11 +221,14 @@ class Ingest:
         self.index.clear(stream.source)
         stream.begin(epoch)
 
+    def _adopt(self, stream: Stream, state: StreamState) -> None:
+        """Begins an epoch known from a heartbeat: what it sent before now was missed."""
+        self._begin_epoch(stream, state.epoch)
+        stream.synced = state.seq < 0
+
     def _compare(self, stream: Stream, state: StreamState, now_s: float) -> list[Effect]:
         if state.epoch > stream.cursor.epoch:
-            self._begin_epoch(stream, state.epoch)
-            if state.seq >= 0:
-                stream.synced = False
+            self._adopt(stream, state)
         if not stream.synced:
             return self._want_snapshot(stream, now_s)
         if state.seq > stream.cursor.seq:

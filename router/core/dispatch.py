@@ -12,7 +12,7 @@ import msgspec
 from router.core.draw import draw
 from router.core.errors import NoInstanceError
 from router.core.leases import Lease, LeaseBook
-from router.core.policies import Policy
+from router.core.policies import DEFAULT_WORK_PRICE, Policy
 from router.core.prompt import PromptKey
 from router.core.recent import RecentPrefixes
 from router.core.views import (
@@ -38,6 +38,8 @@ class DispatchConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
     # A pool's prefill rate turns tokens into seconds; ratios between instances matter, not this.
     prefill_tokens_per_s: Annotated[float, msgspec.Meta(gt=0)] = 15_000.0
+    # Price on new prefill work, see `policies.least_prefill`; other policies ignore it.
+    work_price: Annotated[float, msgspec.Meta(ge=0)] = DEFAULT_WORK_PRICE
     # Own decisions remembered per instance, for when no index speaks.
     recent_blocks_per_instance: Annotated[int, msgspec.Meta(ge=1)] = 32_768
     recent_confidence: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.8
@@ -62,21 +64,32 @@ class Dispatcher:
         self.leases = LeaseBook()
         self.recent = RecentPrefixes(config.recent_blocks_per_instance)
         self._endpoints: dict[InstanceKey, Endpoint] = {}
+        self._sorted: list[Endpoint] | None = None
+        self._foreign: dict[InstanceKey, ForeignLoad] = {}
         self._ordinal = 0
         self._mean_uncached_tokens = 0.0
 
     def set_endpoint(self, endpoint: Endpoint) -> None:
         """Adds an instance or replaces what is known of it."""
+        known = self._endpoints.get(endpoint.key)
+        if known is None or _report(known) != _report(endpoint):
+            # Now, because a report can only be compared with the leases of its own time.
+            self._foreign[endpoint.key] = self._foreign_load(endpoint)
         self._endpoints[endpoint.key] = endpoint
+        self._sorted = None
 
     def remove_endpoint(self, key: InstanceKey) -> None:
         """No more requests go there; open leases run out by themselves."""
         self._endpoints.pop(key, None)
+        self._foreign.pop(key, None)
+        self._sorted = None
         self.recent.forget(key)
 
-    def endpoints(self) -> list[Endpoint]:
+    def endpoints(self) -> Sequence[Endpoint]:
         """All known instances, sorted by key."""
-        return [self._endpoints[key] for key in sorted(self._endpoints)]
+        if self._sorted is None:
+            self._sorted = [self._endpoints[key] for key in sorted(self._endpoints)]
+        return self._sorted
 
     def dispatch(
         self,
@@ -109,7 +122,8 @@ class Dispatcher:
         decision = self.policy(request, views, draw(self.config.seed, request_id))
         lease = self._take(decision, prompt, now_s)
         chosen = self._endpoints[decision.key]
-        return Dispatch(decision, chosen, lease, decision.key not in matches and bool(recent))
+        used_recent = self._is_from_recent(decision.key, prompt, matches, recent)
+        return Dispatch(decision, chosen, lease, used_recent)
 
     def _eligible(self, model: str | None, excluded: Collection[InstanceKey]) -> list[Endpoint]:
         return [
@@ -128,11 +142,26 @@ class Dispatcher:
     ) -> Mapping[InstanceKey, int]:
         """Own decisions, where some instance has no match or one of little confidence."""
         least = self.config.recent_confidence
-        if len(matches) >= len(endpoints) and all(
-            match.confidence >= least for match in matches.values()
-        ):
-            return {}
-        return self.recent.match(prompt.hashes)
+        for endpoint in endpoints:
+            match = matches.get(endpoint.key)
+            if match is None or match.confidence < least:
+                return self.recent.match(prompt.hashes)
+        return {}
+
+    def _is_from_recent(
+        self,
+        key: InstanceKey,
+        prompt: PromptKey,
+        matches: Mapping[InstanceKey, PrefixMatch],
+        recent: Mapping[InstanceKey, int],
+    ) -> bool:
+        remembered = self._remembered_tokens(key, prompt, recent)
+        return remembered > _indexed_tokens(matches.get(key))
+
+    def _remembered_tokens(
+        self, key: InstanceKey, prompt: PromptKey, recent: Mapping[InstanceKey, int]
+    ) -> float:
+        return recent.get(key, 0) * prompt.block_tokens * self.config.recent_confidence
 
     def _take(self, decision: Decision, prompt: PromptKey, now_s: float) -> Lease:
         uncached_tokens = max(0.0, prompt.tokens - decision.expected_cached_tokens)
@@ -150,15 +179,15 @@ class Dispatcher:
     ) -> CandidateView:
         load = self.leases.load(endpoint.key)
         rate = self.config.prefill_tokens_per_s
-        foreign_waiting, foreign = self._foreign_requests(endpoint, load.in_flight)
+        foreign = self._foreign[endpoint.key]
         return CandidateView(
             endpoint.key,
             None if match is None else match.depth_tokens,
             self._expected_cached(endpoint.key, prompt, match, recent),
             None if match is None else match.confidence,
             None if match is None else match.staleness_s,
-            load.in_flight + foreign,
-            load.pending_tokens(now_s, rate) + foreign_waiting * self._mean_uncached_tokens,
+            load.in_flight + foreign.requests,
+            load.pending_tokens(now_s, rate) + foreign.waiting * self._mean_uncached_tokens,
             rate,
         )
 
@@ -170,17 +199,37 @@ class Dispatcher:
         recent: Mapping[InstanceKey, int],
     ) -> float:
         """Tokens counted on: the most that index, own decisions or prompts under way promise."""
-        known = recent.get(key, 0) * prompt.block_tokens * self.config.recent_confidence
-        if match is not None:
-            known = max(known, match.depth_tokens * match.confidence)
+        known = max(self._remembered_tokens(key, prompt, recent), _indexed_tokens(match))
         pending = self.leases.pending_match(key, prompt.hashes) * prompt.block_tokens
         # An engine always computes at least the last token of a prompt.
         return min(max(known, float(pending)), float(max(0, prompt.tokens - 1)))
 
-    @staticmethod
-    def _foreign_requests(endpoint: Endpoint, own_in_flight: int) -> tuple[int, int]:
-        """(waiting, all) requests there that are not ours; 0 where the engine did not say."""
+    def _foreign_load(self, endpoint: Endpoint) -> "ForeignLoad":
+        """Requests there that are not ours; none where the engine did not say.
+
+        A report is a moment old: requests of ours that ended since are in it, so the larger of our
+        counts at this report and at the one before is what it may contain of ours.
+        """
+        in_flight = self.leases.load(endpoint.key).in_flight
+        before = self._foreign.get(endpoint.key)
+        own = in_flight if before is None else max(in_flight, before.own_in_flight)
         if endpoint.running_requests is None or endpoint.waiting_requests is None:
-            return 0, 0
-        foreign = max(0, endpoint.running_requests + endpoint.waiting_requests - own_in_flight)
-        return min(endpoint.waiting_requests, foreign), foreign
+            return ForeignLoad(0, 0, in_flight)
+        foreign = max(0, endpoint.running_requests + endpoint.waiting_requests - own)
+        return ForeignLoad(foreign, min(endpoint.waiting_requests, foreign), in_flight)
+
+
+class ForeignLoad(msgspec.Struct, frozen=True):
+    """What an engine's load report holds besides this router's own requests."""
+
+    requests: int
+    waiting: int  # of which queued in the engine
+    own_in_flight: int  # our open leases there when the report came
+
+
+def _report(endpoint: Endpoint) -> tuple[int | None, int | None, float | None]:
+    return endpoint.running_requests, endpoint.waiting_requests, endpoint.load_at_s
+
+
+def _indexed_tokens(match: PrefixMatch | None) -> float:
+    return 0.0 if match is None else match.depth_tokens * match.confidence

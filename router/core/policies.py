@@ -15,6 +15,8 @@ Cost = Callable[[CandidateView, float, float], float]
 # Candidates this close to the best count as equal: no estimate here is better than that.
 NEAR_TIE_S: Final = 0.010
 NEAR_TIE_SHARE: Final = 0.02
+# Chosen by simulation, see docs/experiments/work-price.md.
+DEFAULT_WORK_PRICE: Final = 4.0
 
 
 def work_ahead_s(candidate: CandidateView) -> float:
@@ -28,23 +30,30 @@ def own_work_s(request: RequestView, candidate: CandidateView) -> float:
     return uncached / candidate.prefill_tokens_per_s
 
 
-def least_prefill(
-    request: RequestView, candidates: Sequence[CandidateView], draw: float
-) -> Decision:
-    """Least prefill work left: smallest (work ahead + own work), in seconds.
+def least_prefill(work_price: float) -> Policy:
+    """Least prefill work left, with a price on new work.
 
-    The rule several groups found independently (token-load with look-ahead in llm-d, LPWL, the
-    prefill term of Dynamo). Near ties go to the shorter queue, then to the draw.
+    cost = work ahead + (1 + work_price) * own work, in seconds. At price 0 this is the rule that
+    several groups found independently (token-load with look-ahead in llm-d, LPWL, the prefill
+    term of Dynamo). The price stands for those who come later: a second of prefill spent on a
+    cache miss is a second of capacity they do not get, the form that the admission cost of an
+    M/G/1 queue takes (Hyytia, Penttinen, Aalto 2012). Near ties go to the shorter queue, then to
+    the draw.
+
+    Args:
+        work_price: 0 or more, without unit.
     """
-    costs = [work_ahead_s(c) + own_work_s(request, c) for c in candidates]
-    best = min(costs)
-    limit = best + max(NEAR_TIE_S, NEAR_TIE_SHARE * best)
-    near = [i for i, cost in enumerate(costs) if cost <= limit]
-    shortest = min(candidates[i].queue_depth_requests for i in near)
-    chosen = _pick([i for i in near if candidates[i].queue_depth_requests == shortest], draw)
-    return _decision(
-        "least_prefill", _reason(candidates, chosen), request, candidates, costs, chosen
-    )
+
+    def choose(request: RequestView, candidates: Sequence[CandidateView], draw: float) -> Decision:
+        costs = [work_ahead_s(c) + (1.0 + work_price) * own_work_s(request, c) for c in candidates]
+        best = min(costs)
+        limit = best + max(NEAR_TIE_S, NEAR_TIE_SHARE * best)
+        near = [i for i, cost in enumerate(costs) if cost <= limit]
+        chosen = _shortest_queue(candidates, near, draw)
+        reason = _reason(candidates, chosen)
+        return _decision("least_prefill", reason, request, candidates, costs, chosen)
+
+    return choose
 
 
 def longest_match(
@@ -101,13 +110,22 @@ def random_choice(
 
 
 POLICIES: Final[dict[str, Policy]] = {
-    "least_prefill": least_prefill,
+    "least_prefill": least_prefill(DEFAULT_WORK_PRICE),
     "round_robin": round_robin,
     "least_requests": least_requests,
     "power_of_two": power_of_two,
     "random": random_choice,
     "longest_match": longest_match,
 }
+
+
+def make_policy(name: str, work_price: float = DEFAULT_WORK_PRICE) -> Policy:
+    """The policy of that name.
+
+    Raises:
+        KeyError: there is none; `POLICIES` has the names.
+    """
+    return least_prefill(work_price) if name == "least_prefill" else POLICIES[name]
 
 
 def _cheapest(
@@ -119,9 +137,15 @@ def _cheapest(
 ) -> Decision:
     best = min(costs)
     equal = [i for i, cost in enumerate(costs) if cost == best]
-    shortest = min(candidates[i].queue_depth_requests for i in equal)
-    chosen = _pick([i for i in equal if candidates[i].queue_depth_requests == shortest], draw)
+    chosen = _shortest_queue(candidates, equal, draw)
     return _decision(policy, _reason(candidates, chosen), request, candidates, costs, chosen)
+
+
+def _shortest_queue(
+    candidates: Sequence[CandidateView], indices: Sequence[int], draw: float
+) -> int:
+    shortest = min(candidates[i].queue_depth_requests for i in indices)
+    return _pick([i for i in indices if candidates[i].queue_depth_requests == shortest], draw)
 
 
 def _pick(indices: Sequence[int], draw: float) -> int:

@@ -61,6 +61,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     healthy: bool = True
     running_requests: int | None = None  # as the engine reported; None: no fresh report
     waiting_requests: int | None = None
+    load_at_s: float | None = None  # when that was so; tells an equal but newer report apart
 
 
 class PrefixMatch(msgspec.Struct, frozen=True):

@@ -1,0 +1,1 @@
+"""A paged, continuous-batching LLM engine in virtual time: no I/O, no clock, no randomness."""
