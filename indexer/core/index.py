@@ -1,28 +1,41 @@
 """Exact ownership: which source holds which block, per tier.
 
-A source is a small integer standing for one (instance, rank); the caller keeps the mapping. Per
-tier, a block's holders are one Python integer used as a bit set, so matching a prompt costs one
-dictionary look-up and one AND for each block, whatever the number of sources. Multiplicity is the
-relay's business: an owner announces a block when it first holds it and withdraws it with its last
-copy, so here a (source, tier, block) is held or not.
+A source is a small integer standing for one (instance, rank); the caller keeps the mapping. Each
+known block has one place in a table and there the number of its holder set. Changes and questions
+come as whole batches of hashes and are done a batch at a time. Multiplicity is the relay's
+business: an owner announces a block when it first holds it and withdraws it with its last copy,
+so here a (source, tier, block) is held or not.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
-from indexer.core.tiers import Tier, digest_term
+import numpy as np
 
-# (source -> depth) in blocks, per tier; a source with depth 0 is absent.
+from indexer.core.block_table import ABSENT, BlockTable, Hashes, Positions, Values
+from indexer.core.holder_sets import EMPTY, HolderSets
+from indexer.core.tiers import Tier, digest_multiplier
+
+# source -> depth in blocks; a source with depth 0 is absent.
 Depths = dict[int, int]
+
+HashBatch = Sequence[int] | bytes | Hashes
+
+# First probe of a match, in blocks; later ones are twice as long each. A prompt that nobody
+# holds beyond its head costs one short probe.
+_FIRST_PROBE_BLOCKS: Final = 512
 
 
 class PrefixIndex:
     """Maps block hash -> set of sources, for every tier.
 
-    Sources are opened before use and closed when gone; a closed number is used again.
+    Sources are opened before use and closed when gone; a closed number is used again. Hashes come
+    as little-endian u64 bytes, as any buffer of unsigned 64-bit numbers, or as a list of integers.
     """
 
     def __init__(self) -> None:
-        self._holders: tuple[dict[int, int], ...] = tuple({} for _ in Tier)
+        self._table = BlockTable()
+        self._sets = HolderSets()
         self._counts: list[list[int]] = []  # source -> blocks held per tier
         self._digests: list[int] = []
         self._free: list[int] = []
@@ -46,34 +59,36 @@ class PrefixIndex:
         self._open ^= 1 << source
         self._free.append(source)
 
-    def register(self, source: int, tier: Tier, hashes: Iterable[int]) -> int:
+    def register(self, source: int, tier: Tier, hashes: HashBatch) -> int:
         """Notes that `source` holds `hashes` in `tier`; returns how many were news."""
         self._require(source)
-        holders, bit, digest, added = self._holders[tier], 1 << source, self._digests[source], 0
-        for block in hashes:
-            held_by = holders.get(block, 0)
-            if not held_by & bit:
-                holders[block] = held_by | bit
-                digest ^= digest_term(tier, block)
-                added += 1
-        self._digests[source] = digest
+        batch = _distinct(as_hashes(hashes))
+        if not len(batch):
+            return 0
+        positions = self._table.find(batch)
+        present = positions != ABSENT
+        if present.all():
+            added = self._change(source, tier, batch, positions, self._sets.with_member)
+        else:
+            added = self._insert(source, tier, batch[~present])
+            if present.any():
+                known = batch[present]
+                again = self._table.find(known)
+                added += self._change(source, tier, known, again, self._sets.with_member)
         self._counts[source][tier] += added
         return added
 
-    def evict(self, source: int, tier: Tier, hashes: Iterable[int]) -> int:
+    def evict(self, source: int, tier: Tier, hashes: HashBatch) -> int:
         """Notes that `source` no longer holds `hashes` in `tier`; returns how many it held."""
         self._require(source)
-        holders, bit, digest, removed = self._holders[tier], 1 << source, self._digests[source], 0
-        for block in hashes:
-            held_by = holders.get(block, 0)
-            if held_by & bit:
-                if held_by == bit:
-                    del holders[block]
-                else:
-                    holders[block] = held_by ^ bit
-                digest ^= digest_term(tier, block)
-                removed += 1
-        self._digests[source] = digest
+        batch = _distinct(as_hashes(hashes))
+        positions = self._table.find(batch)
+        present = positions != ABSENT
+        if not present.all():
+            batch, positions = batch[present], positions[present]
+        if not len(batch):
+            return 0
+        removed = self._change(source, tier, batch, positions, self._sets.without_member)
         self._counts[source][tier] -= removed
         return removed
 
@@ -81,49 +96,28 @@ class PrefixIndex:
         """Drops everything `source` holds, in one tier or in all; returns how many blocks."""
         self._require(source)
         tiers = list(Tier) if tier is None else [tier]
-        return sum(self.evict(source, each, list(self.held(source, each))) for each in tiers)
+        return sum(self.evict(source, each, self._held(source, each)) for each in tiers)
 
     def held(self, source: int, tier: Tier) -> Iterator[int]:
-        """The blocks of one source in one tier; not to be consumed across changes."""
-        bit = 1 << source
-        if not self._counts[source][tier]:
-            return iter(())
-        return (block for block, held_by in self._holders[tier].items() if held_by & bit)
+        """The blocks of one source in one tier."""
+        return iter(self._held(source, tier).tolist())
 
-    def match(self, hashes: Sequence[int]) -> tuple[Depths, ...]:
+    def held_packed(self, source: int, tier: Tier) -> bytes:
+        """The same as consecutive little-endian u64."""
+        return self._held(source, tier).astype("<u8", copy=False).tobytes()
+
+    def match(self, hashes: HashBatch) -> tuple[Depths, ...]:
         """How deep each source holds the chain `hashes`, in blocks from position 0.
 
         Element t of the result counts blocks held in tier t or in a faster one, so the depths of
         a source never fall from tier to tier. A block missing in the middle ends the depth there.
         """
-        result: list[Depths] = []
-        tables: list[dict[int, int]] = []
-        for holders in self._holders:
-            if holders or not result:
-                tables.append(holders)
-                result.append(self._depths(hashes, tables))
-            else:
-                result.append(result[-1])
-        return tuple(result)
-
-    def _depths(self, hashes: Sequence[int], tables: list[dict[int, int]]) -> Depths:
-        depths: Depths = {}
-        alive = self._open
-        first, rest = tables[0].get, tables[1:]
-        for position, block in enumerate(hashes):
-            held_by = first(block, 0)
-            for table in rest:
-                held_by |= table.get(block, 0)
-            still = alive & held_by
-            if still != alive:
-                if position:
-                    _note(depths, alive ^ still, position)
-                alive = still
-                if not alive:
-                    return depths
-        if hashes:
-            _note(depths, alive, len(hashes))
-        return depths
+        chain = as_hashes(hashes)
+        runs, stops = self._runs(chain)
+        gpu = self._depths(runs, stops, 0)
+        if not self._sets.beyond_gpu:
+            return (gpu, gpu, gpu, gpu)
+        return (gpu, *(self._depths(runs, stops, tier) for tier in (1, 2, 3)))
 
     def count(self, source: int, tier: Tier | None = None) -> int:
         """(tier, block) pairs held by the source."""
@@ -136,11 +130,121 @@ class PrefixIndex:
 
     def blocks(self, tier: Tier) -> int:
         """Distinct blocks known in a tier."""
-        return len(self._holders[tier])
+        return self._sets.blocks_in(tier)
+
+    def _runs(self, chain: Hashes) -> tuple[list[int], list[int]]:
+        """Holder sets along the chain: run j has set `runs[j]` and ends before `stops[j]`."""
+        values, start, length = [], 0, _FIRST_PROBE_BLOCKS
+        while start < len(chain):
+            values.append(self._table.look_up(chain[start : start + length]))
+            if not values[-1][-1]:
+                break
+            start, length = start + length, 2 * length
+        if not values:
+            return [], []
+        sets = values[0] if len(values) == 1 else np.concatenate(values)
+        ends = np.flatnonzero(sets[1:] != sets[:-1])
+        return [*sets[ends].tolist(), int(sets[-1])], [*(ends + 1).tolist(), len(sets)]
+
+    def _depths(self, runs: list[int], stops: list[int], tier: int) -> Depths:
+        depths: Depths = {}
+        masks, alive, start = self._sets.masks, self._open, 0
+        for set_id, stop in zip(runs, stops, strict=True):
+            held_by = masks[set_id][0]
+            for slower in range(1, tier + 1):
+                held_by |= masks[set_id][slower]
+            still = alive & held_by
+            if still != alive:
+                if start:
+                    _note(depths, alive ^ still, start)
+                alive = still
+                if not alive:
+                    return depths
+            start = stop
+        if start:
+            _note(depths, alive, start)
+        return depths
+
+    def _insert(self, source: int, tier: Tier, news: Hashes) -> int:
+        set_id = self._sets.with_member(EMPTY, source, tier)
+        self._table.insert(news, set_id)
+        self._sets.add_blocks(set_id, len(news))
+        self._fold(source, tier, news)
+        return len(news)
+
+    def _change(
+        self,
+        source: int,
+        tier: Tier,
+        batch: Hashes,
+        positions: Positions,
+        change: Callable[[int, int, Tier], int],
+    ) -> int:
+        """Moves present blocks to the changed sets; returns how many really changed."""
+        old = self._table.values_at(positions)
+        kinds, kind_of, sizes = _kinds(old)
+        new_kinds = [change(kind, source, tier) for kind in kinds]
+        changed_kinds = [new != kind for new, kind in zip(new_kinds, kinds, strict=True)]
+        if not any(changed_kinds):
+            return 0
+        for kind, new, size in zip(kinds, new_kinds, sizes, strict=True):
+            if kind != new:
+                self._sets.add_blocks(new, size)
+        new_values = np.array(new_kinds, np.uint32)[kind_of]
+        if all(changed_kinds):
+            self._fold(source, tier, batch)
+            self._table.set_values(positions, new_values)
+        else:
+            changed = np.array(changed_kinds)[kind_of]
+            self._fold(source, tier, batch[changed])
+            self._table.set_values(positions[changed], new_values[changed])
+        for kind, new, size in zip(kinds, new_kinds, sizes, strict=True):
+            if kind != new:
+                self._sets.add_blocks(kind, -size)
+        return sum(n for n, moved in zip(sizes, changed_kinds, strict=True) if moved)
+
+    def _fold(self, source: int, tier: Tier, hashes: Hashes) -> None:
+        terms = hashes * np.uint64(digest_multiplier(tier))
+        self._digests[source] ^= int(np.bitwise_xor.reduce(terms))
+
+    def _held(self, source: int, tier: Tier) -> Hashes:
+        if not self._counts[source][tier]:
+            return np.zeros(0, np.uint64)
+        return self._table.keys_with(self._sets.having(source, tier))
 
     def _require(self, source: int) -> None:
         if source < 0 or not self._open >> source & 1:
             raise KeyError(f"source {source} is not open")
+
+
+def as_hashes(hashes: HashBatch) -> Hashes:
+    """A batch of hashes as an array, without copying where the buffer allows it.
+
+    Raises:
+        ValueError: bytes whose length is not a multiple of 8.
+    """
+    if isinstance(hashes, np.ndarray):
+        return hashes
+    if isinstance(hashes, bytes):
+        return np.frombuffer(hashes, "<u8").astype(np.uint64, copy=False)
+    return np.array(hashes, np.uint64)
+
+
+def _distinct(batch: Hashes) -> Hashes:
+    if len(batch) < 2:
+        return batch
+    ordered = np.sort(batch)
+    repeated = ordered[1:] == ordered[:-1]
+    return np.unique(ordered) if repeated.any() else batch
+
+
+def _kinds(values: Values) -> tuple[list[int], Positions, list[int]]:
+    """Different values, which of them each element is, and how many elements each has."""
+    first = int(values[0])
+    if (values == first).all():
+        return [first], np.zeros(len(values), np.int64), [len(values)]
+    kinds, kind_of, sizes = np.unique(values, return_inverse=True, return_counts=True)
+    return kinds.tolist(), kind_of, sizes.tolist()
 
 
 def _note(depths: Depths, sources: int, depth: int) -> None:

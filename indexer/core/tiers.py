@@ -21,6 +21,11 @@ MASK_64: Final = (1 << 64) - 1
 _DIGEST_MULTIPLIER: Final = (1, 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 
 
+def digest_multiplier(tier: Tier) -> int:
+    """The odd factor of a tier's digest terms."""
+    return _DIGEST_MULTIPLIER[tier]
+
+
 def digest_term(tier: Tier, block_hash: int) -> int:
     """What one held (tier, hash) contributes to a stream's XOR digest."""
     return (block_hash * _DIGEST_MULTIPLIER[tier]) & MASK_64

@@ -1,0 +1,240 @@
+"""A hash table from block hashes to small numbers, in arrays and probed a batch at a time.
+
+Each look-up in a large table misses the processor's cache. One look-up after the other, as in a
+dictionary, waits for each miss; a whole batch gathered at once overlaps them. Block hashes are
+uniform already, so their low bits choose a bucket of eight keys, 64 bytes, one cache line.
+
+Keys whose bucket is full go to an overflow dictionary; a bucket that has ever sent one there is
+marked, so that misses elsewhere need not ask. When half of the room is used the number of buckets
+doubles, and each later change moves some old buckets: a key stays in its place within the bucket
+and moves to the bucket above or does not, so nobody ever waits for a whole rehash.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+Hashes = npt.NDArray[np.uint64]
+Positions = npt.NDArray[np.int64]
+Values = npt.NDArray[np.uint32]
+
+_WAYS: Final = 8
+_WAY_BITS: Final = 3
+_FILL: Final = 0.5  # keys per place at which the buckets double
+_MOVE_BUCKETS: Final = 2048  # old buckets moved by one change while growing
+ABSENT: Final = -1
+
+
+class BlockTable:
+    """Keys are unsigned 64-bit, values unsigned 32-bit and not 0; 0 as a value means absent.
+
+    Positions name places of present keys. They hold until the next `insert`.
+
+    Args:
+        buckets: number of buckets to begin with, a power of two.
+        overflow_places: room for keys whose bucket is full, at least 1; it grows as needed.
+    """
+
+    def __init__(self, buckets: int = 1024, overflow_places: int = 256) -> None:
+        self._buckets = buckets  # of the finished size
+        self._moved = buckets  # old buckets moved so far; `buckets` while not growing
+        self._keys = np.zeros((buckets, _WAYS), np.uint64)
+        self._flat_keys = self._keys.reshape(-1)
+        self._values = np.zeros(buckets * _WAYS, np.uint32)
+        self._spilled = np.zeros(buckets, np.bool_)
+        self._overflow: dict[int, int] = {}  # key -> place in the overflow
+        self._overflow_keys = np.zeros(overflow_places, np.uint64)
+        self._overflow_values = np.zeros(overflow_places, np.uint32)
+        self._overflow_free = list(range(overflow_places))
+        self.count = 0
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def find(self, keys: Hashes) -> Positions:
+        """Place of each key, `ABSENT` where there is none.
+
+        Keys in the overflow get places below `ABSENT`: -2 is the first.
+        """
+        buckets = self._bucket_of(keys)
+        hits = np.flatnonzero(self._keys.take(buckets, axis=0) == keys[:, None])
+        if len(hits) == len(keys):
+            return (buckets << _WAY_BITS) + (hits & (_WAYS - 1))
+        found = hits >> _WAY_BITS
+        positions = np.full(len(keys), ABSENT, np.int64)
+        positions[found] = (buckets[found] << _WAY_BITS) + (hits & (_WAYS - 1))
+        if self._overflow:
+            self._find_in_overflow(keys, buckets, positions)
+        return positions
+
+    def values_at(self, positions: Positions) -> Values:
+        """Values of present keys."""
+        if self._overflow and len(positions) and int(positions.min()) < ABSENT:
+            spilled = positions < ABSENT
+            values = self._values.take(np.where(spilled, 0, positions))
+            values[spilled] = self._overflow_values.take(-2 - positions[spilled])
+            return values
+        return self._values.take(positions)
+
+    def look_up(self, keys: Hashes) -> Values:
+        """Value of each key, 0 where absent."""
+        positions = self.find(keys)
+        present = positions != ABSENT
+        if present.all():
+            return self.values_at(positions)
+        values = np.zeros(len(keys), np.uint32)
+        values[present] = self.values_at(positions[present])
+        return values
+
+    def keys_with(self, wanted: npt.NDArray[np.bool_]) -> Hashes:
+        """All keys whose value v has `wanted[v]`; `wanted[0]` must be False."""
+        chosen: Hashes = self._flat_keys[wanted.take(self._values)]
+        spilled = [k for k, place in self._overflow.items() if wanted[self._overflow_values[place]]]
+        return np.concatenate([chosen, np.array(spilled, np.uint64)]) if spilled else chosen
+
+    # --- writing ----------------------------------------------------------------------------
+
+    def insert(self, keys: Hashes, value: int) -> None:
+        """Adds keys that are all absent and all different, each with `value`."""
+        self._make_room(len(keys))
+        keys = self._put_zero_aside(keys, value)
+        buckets = self._bucket_of(keys)
+        order = np.argsort(buckets, kind="stable")
+        buckets, keys = buckets[order], keys[order]
+        free = self._keys.take(buckets, axis=0) == 0
+        rank = _rank_in_run(buckets)
+        is_nth_free = free & (np.cumsum(free, axis=1, dtype=np.int8) == rank[:, None] + 1)
+        ways = np.argmax(is_nth_free, axis=1)
+        fits = is_nth_free[np.arange(len(keys)), ways]
+        positions = (buckets[fits] << _WAY_BITS) + ways[fits]
+        self._flat_keys[positions] = keys[fits]
+        self._values[positions] = value
+        self.count += len(keys)
+        if not fits.all():
+            self._spill(keys[~fits], buckets[~fits], value)
+
+    def set_values(self, positions: Positions, values: Values) -> None:
+        """Replaces the values of present keys; a value of 0 removes the key."""
+        if self._overflow and len(positions) and int(positions.min()) < ABSENT:
+            spilled = positions < ABSENT
+            self._set_overflow(positions[spilled], values[spilled])
+            positions, values = positions[~spilled], values[~spilled]
+        self._values[positions] = values
+        gone = positions[values == 0]
+        self._flat_keys[gone] = 0
+        self.count -= len(gone)
+
+    # --- inside -----------------------------------------------------------------------------
+
+    @property
+    def _places(self) -> int:
+        return self._buckets * _WAYS
+
+    def _bucket_of(self, keys: Hashes) -> Positions:
+        buckets = (keys & np.uint64(self._buckets - 1)).view(np.int64)
+        half = self._buckets >> 1
+        if self._moved < half:  # growing: buckets not moved yet are still found at their old place
+            old = buckets & (half - 1)
+            return np.where(old < self._moved, buckets, old)
+        return buckets
+
+    def _find_in_overflow(self, keys: Hashes, buckets: Positions, positions: Positions) -> None:
+        missing = np.flatnonzero(
+            (positions == ABSENT) & (self._spilled.take(buckets) | (keys == 0))
+        )
+        for i in missing.tolist():
+            place = self._overflow.get(int(keys[i]))
+            if place is not None:
+                positions[i] = -2 - place
+
+    def _put_zero_aside(self, keys: Hashes, value: int) -> Hashes:
+        """Zero marks free places, so as a key it lives in the overflow."""
+        zeros = keys == 0
+        if not zeros.any():
+            return keys
+        self._spill(keys[zeros], np.zeros(1, np.int64), value)
+        self.count += 1
+        return keys[~zeros]
+
+    def _spill(self, keys: Hashes, buckets: Positions, value: int) -> None:
+        self._spilled[buckets] = True
+        for key in keys.tolist():
+            if not self._overflow_free:
+                self._grow_overflow()
+            place = self._overflow_free.pop()
+            self._overflow[key] = place
+            self._overflow_keys[place] = key
+            self._overflow_values[place] = value
+
+    def _set_overflow(self, positions: Positions, values: Values) -> None:
+        places = -2 - positions
+        self._overflow_values[places] = values
+        for place in places[values == 0].tolist():
+            del self._overflow[int(self._overflow_keys[place])]
+            self._overflow_free.append(place)
+            self.count -= 1
+
+    def _grow_overflow(self) -> None:
+        size = len(self._overflow_values)
+        self._overflow_keys = np.resize(self._overflow_keys, 2 * size)
+        self._overflow_values = np.resize(self._overflow_values, 2 * size)
+        self._overflow_free = list(range(size, 2 * size))
+
+    def _make_room(self, news: int) -> None:
+        while self.count + news > _FILL * self._places:
+            if self._is_growing:
+                self._move(self._buckets)
+            self._double()
+        if self._is_growing:
+            self._move(max(_MOVE_BUCKETS, 4 * news))
+
+    @property
+    def _is_growing(self) -> bool:
+        return self._moved < self._buckets >> 1
+
+    def _double(self) -> None:
+        """Twice the buckets, all keys still in the lower half."""
+        old, self._buckets = self._buckets, 2 * self._buckets
+        self._moved = 0
+        keys = np.zeros((self._buckets, _WAYS), np.uint64)
+        keys[:old] = self._keys
+        self._keys, self._flat_keys = keys, keys.reshape(-1)
+        self._values = np.concatenate([self._values, np.zeros(old * _WAYS, np.uint32)])
+        self._spilled = np.concatenate([self._spilled, self._spilled])
+
+    def _move(self, buckets: int) -> None:
+        """Splits the next old buckets between themselves and the ones above."""
+        half = self._buckets >> 1
+        start, stop = self._moved, min(half, self._moved + buckets)
+        low, high = slice(start, stop), slice(start + half, stop + half)
+        keys = self._keys[low]
+        values = self._values.reshape(-1, _WAYS)
+        goes = (keys & np.uint64(half)) != 0
+        self._keys[high] = np.where(goes, keys, 0)
+        values[high] = np.where(goes, values[low], 0)
+        keys[goes] = 0
+        values[low][goes] = 0
+        self._moved = stop
+        if stop == half:
+            self._moved = self._buckets
+            self._take_back_overflow()
+
+    def _take_back_overflow(self) -> None:
+        """After growing there is room in the buckets for what had to go elsewhere."""
+        spilled, self._overflow = self._overflow, {}
+        self._overflow_free = list(range(len(self._overflow_values)))
+        self._spilled[:] = False
+        self.count -= len(spilled)
+        by_value: dict[int, list[int]] = {}
+        for key, place in spilled.items():
+            by_value.setdefault(int(self._overflow_values[place]), []).append(key)
+        for value, keys in by_value.items():
+            self.insert(np.array(keys, np.uint64), value)
+
+
+def _rank_in_run(sorted_values: Positions) -> npt.NDArray[np.int64]:
+    """For each element, how many equal ones stand before it: [3, 3, 5] -> [0, 1, 0]."""
+    index = np.arange(len(sorted_values))
+    begins = np.ones(len(sorted_values), np.bool_)
+    np.not_equal(sorted_values[1:], sorted_values[:-1], out=begins[1:])
+    return index - np.maximum.accumulate(np.where(begins, index, 0))
