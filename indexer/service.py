@@ -13,7 +13,7 @@ from indexer.core.blocks import block_hashes, namespace_hash
 from indexer.core.tiers import WIRE_NAMES
 from indexer.feed import IndexFeed
 
-U64 = Annotated[int, msgspec.Meta(ge=0)]
+BlockHash = Annotated[int, msgspec.Meta(gt=0)]  # below 2**64, which the index checks
 
 
 class MatchRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -21,7 +21,7 @@ class MatchRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     model: str = ""
     token_ids: list[int] | None = None
-    hashes: list[U64] | None = None
+    hashes: list[BlockHash] | None = None
     cache_salt: str = ""
     lora: str = ""
 
@@ -109,7 +109,7 @@ class IndexerService:
     async def _match(self, request: web.Request) -> web.Response:
         try:
             reply = self.match(self._decoder.decode(await request.read()))
-        except (msgspec.DecodeError, ValueError) as error:
+        except (msgspec.DecodeError, ValueError, OverflowError) as error:
             return _json({"error": {"message": str(error), "type": "invalid_request"}}, 400)
         return _json(reply)
 

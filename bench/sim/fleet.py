@@ -139,7 +139,7 @@ class SimulatedFleet:
 def full_block_hashes(request: TraceRequest, block_tokens: int) -> list[int]:
     """Names of the prompt's full blocks at a finer granularity than the trace's own.
 
-    A trace block k of 512 tokens becomes 512 / `block_tokens` blocks named k * that number + i.
+    A trace block k of 512 tokens becomes n = 512 / `block_tokens` blocks named k * n + i + 1.
 
     Raises:
         ValueError: the trace's block is not a multiple of `block_tokens`.
@@ -147,5 +147,5 @@ def full_block_hashes(request: TraceRequest, block_tokens: int) -> list[int]:
     parts, rest = divmod(request.block_tokens, block_tokens)
     if rest:
         raise ValueError(f"{request.block_tokens} is not a multiple of {block_tokens}")
-    names = [block * parts + part for block in request.block_ids for part in range(parts)]
+    names = [block * parts + part + 1 for block in request.block_ids for part in range(parts)]
     return names[: request.input_tokens // block_tokens]

@@ -27,7 +27,7 @@ ABSENT: Final = -1
 
 
 class BlockTable:
-    """Keys are unsigned 64-bit, values unsigned 32-bit and not 0; 0 as a value means absent.
+    """Keys are unsigned 64-bit, values unsigned 32-bit; neither is 0, which marks free places.
 
     Positions name places of present keys. They hold until the next `insert`.
 
@@ -97,7 +97,6 @@ class BlockTable:
     def insert(self, keys: Hashes, value: int) -> None:
         """Adds keys that are all absent and all different, each with `value`."""
         self._make_room(len(keys))
-        keys = self._put_zero_aside(keys, value)
         buckets = self._bucket_of(keys)
         order = np.argsort(buckets, kind="stable")
         buckets, keys = buckets[order], keys[order]
@@ -146,15 +145,6 @@ class BlockTable:
             place = self._overflow.get(int(keys[i]))
             if place is not None:
                 positions[i] = -2 - place
-
-    def _put_zero_aside(self, keys: Hashes, value: int) -> Hashes:
-        """Zero marks free places, so as a key it lives in the overflow."""
-        zeros = keys == 0
-        if not zeros.any():
-            return keys
-        self._spill(keys[zeros], np.zeros(1, np.int64), value)
-        self.count += 1
-        return keys[~zeros]
 
     def _spill(self, keys: Hashes, buckets: Positions, value: int) -> None:
         self._spilled[buckets] = True

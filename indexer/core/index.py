@@ -30,7 +30,8 @@ class PrefixIndex:
     """Maps block hash -> set of sources, for every tier.
 
     Sources are opened before use and closed when gone; a closed number is used again. Hashes come
-    as little-endian u64 bytes, as any buffer of unsigned 64-bit numbers, or as a list of integers.
+    as little-endian u64 bytes, as an array of unsigned 64-bit numbers, or as a list of integers.
+    Hash 0 names no block: it is passed over when registered and must not be asked for.
     """
 
     def __init__(self) -> None:
@@ -231,11 +232,13 @@ def as_hashes(hashes: HashBatch) -> Hashes:
 
 
 def _distinct(batch: Hashes) -> Hashes:
-    if len(batch) < 2:
+    """The batch without repetitions and without 0."""
+    if not len(batch):
         return batch
     ordered = np.sort(batch)
-    repeated = ordered[1:] == ordered[:-1]
-    return np.unique(ordered) if repeated.any() else batch
+    if ordered[0] and not (ordered[1:] == ordered[:-1]).any():
+        return batch
+    return np.unique(ordered[ordered != 0])
 
 
 def _kinds(values: Values) -> tuple[list[int], Positions, list[int]]:

@@ -1,9 +1,9 @@
 """Puts live and replayed batches of one publisher in order, and tells loss and restarts apart.
 
 Publishers number their batches from 0 in each life of the engine, keep the last ones for replay,
-and say nothing about who they are. So every replay starts at the last batch already seen: if that
-one comes back with its time stamp, the numbers mean the same life; if not, it is another life, or
-too much was missed to know what the engine still holds. Pure: returns what to do as values.
+and say nothing about who they are. So every replay starts at batches already seen: if they come
+back with their time stamps, the numbers mean the same life; if not, it is another life, or too much
+was missed to know what the engine still holds. Pure: returns what to do as values.
 """
 
 from typing import Final, Generic, Literal, Protocol, TypeVar
@@ -11,6 +11,8 @@ from typing import Final, Generic, Literal, Protocol, TypeVar
 import msgspec
 
 _MAX_ATTEMPTS: Final = 3
+# Batches to compare. Several, because the first of a new life may have been taken for the old one.
+_COMPARED: Final = 32
 
 
 class Stamped(Protocol):
@@ -61,15 +63,15 @@ class SequenceMerger(Generic[Item]):
         self._max_waiting = max_waiting
         self._duplicates = 0
         self._asking = False
-        self._verified = True  # the running replay is of the life that we follow
+        self._verified = True  # the running replay is of the life that is followed
         self._progress = False  # it delivered something
-        self._attempts = 0  # replays in a row that broke off
+        self._attempts = 0  # replays in a row without progress
         self._last_live = -1
         self._forget()
 
     def _forget(self) -> None:
         self._next = 0
-        self._last_ts: float | None = None  # of the batch before `_next`; None: none delivered
+        self._delivered: dict[int, float] = {}  # number -> time stamp, the last ones
         self._newest_ts = float("-inf")
         self._waiting: dict[int, Item] = {}
 
@@ -115,14 +117,13 @@ class SequenceMerger(Generic[Item]):
 
     def replayed(self, seq: int, item: Item) -> list[Action[Item]]:
         """A batch of the replay that was asked for last."""
-        if not self._verified:
-            if seq == self._next - 1 and item.ts == self._last_ts:
-                self._verified = True
-                return []
-            return self._reset("restart" if seq < self._next else "gap")
         if seq < self._next:
-            self._duplicates += 1
+            if self._delivered.get(seq, item.ts) != item.ts:
+                return self._reset("restart")
+            self._verified |= seq in self._delivered
             return []
+        if not self._verified:
+            return self._reset("gap")
         self._waiting[seq] = item
         delivered = self._drain()
         self._progress |= bool(delivered)
@@ -131,14 +132,20 @@ class SequenceMerger(Generic[Item]):
     def replay_ended(self, *, complete: bool) -> list[Action[Item]]:
         """The replay asked for last is over: by its end marker, or broken off."""
         self._asking = False
-        self._attempts = 0 if complete else self._attempts + 1
-        may_retry = 0 < self._attempts < _MAX_ATTEMPTS
+        delivered = self._drain() if self._verified else []
+        if complete and self._verified and not self._waiting:
+            self._attempts = 0
+            return delivered
+        self._attempts = 0 if self._progress else self._attempts + 1
+        may_retry = self._attempts < _MAX_ATTEMPTS
         if not self._verified:
-            return self._ask() if may_retry else self._reset("restart")
-        delivered = self._drain()
-        if may_retry or (self._waiting and self._progress) or not (complete or self._waiting):
+            return self._ask() if may_retry and not complete else self._reset("restart")
+        # A complete replay can still have holes, where the engine's queue overflowed; what lies
+        # before the first batch of all is no hole, but gone.
+        is_gone = complete and not self._delivered
+        if not self._waiting or (may_retry and not is_gone):
             return delivered + self._ask()
-        return delivered + (self._give_up() if self._waiting else [])
+        return delivered + self._give_up()
 
     def _advance(self) -> list[Action[Item]]:
         """Delivers what is in order, and sees to what is missing before the rest."""
@@ -151,16 +158,17 @@ class SequenceMerger(Generic[Item]):
         delivered: list[Action[Item]] = []
         while (item := self._waiting.pop(self._next, None)) is not None:
             delivered.append(Deliver(item))
+            self._delivered[self._next] = item.ts
+            self._delivered.pop(self._next - _COMPARED, None)
             self._next += 1
-            self._last_ts = item.ts
             self._newest_ts = max(self._newest_ts, item.ts)
         return delivered
 
     def _ask(self) -> list[Action[Item]]:
         self._asking = True
-        self._verified = self._last_ts is None
+        self._verified = not self._delivered
         self._progress = False
-        return [Ask(self._next if self._verified else self._next - 1)]
+        return [Ask(min(self._delivered, default=self._next))]
 
     def _reset(self, reason: Literal["restart", "gap"]) -> list[Action[Item]]:
         self._forget()
@@ -173,7 +181,8 @@ class SequenceMerger(Generic[Item]):
         self._asking = False
         first = min(self._waiting)
         lost: Action[Item] = Missing(first - self._next)
-        if self._last_ts is not None:
+        if self._delivered:
             lost = Reset("gap")
+            self._delivered.clear()
         self._next = first
         return [lost, *self._advance()]

@@ -1,5 +1,7 @@
 """The index against a naive model: a set of (source, tier, block)."""
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -152,3 +154,47 @@ def test_a_closed_source_is_refused():
     index.close_source(source)
     with pytest.raises(KeyError, match="not open"):
         index.register(source, Tier.GPU, [1])
+
+
+def test_hash_zero_names_no_block():
+    index = PrefixIndex()
+    source = index.open_source()
+    assert index.register(source, Tier.GPU, [0, 5]) == 1
+    assert index.evict(source, Tier.GPU, [0]) == 0
+    assert list(index.held(source, Tier.GPU)) == [5]
+
+
+def test_repetitions_within_one_batch_count_once():
+    index = PrefixIndex()
+    source = index.open_source()
+    assert index.register(source, Tier.GPU, [5, 6, 5, 5]) == 2
+    assert index.digest(source) == 5 ^ 6
+    assert index.evict(source, Tier.GPU, [6, 6]) == 1
+    assert index.digest(source) == 5
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_growth_and_crowded_buckets_lose_nothing(seed):
+    """Many blocks whose low bits agree fill few buckets; the rest must go elsewhere and be found."""
+    rng = random.Random(seed)
+    index, naive = PrefixIndex(), set()
+    source = index.open_source()
+    for step in range(120):
+        crowd = rng.randrange(1, 4)
+        batch = [
+            rng.getrandbits(40) << 24 | crowd if rng.random() < 0.3 else rng.getrandbits(64) or 1
+            for _ in range(rng.randrange(1, 900))
+        ]
+        index.register(source, Tier.GPU, batch)
+        naive |= set(batch)
+        if step % 3 == 0:
+            gone = rng.sample(sorted(naive), len(naive) // 3)
+            assert index.evict(source, Tier.GPU, gone) == len(gone)
+            naive -= set(gone)
+        chain = rng.sample(sorted(naive), min(len(naive), 700))
+        assert index.match(chain)[Tier.GPU] == ({source: len(chain)} if chain else {})
+        assert index.match([*chain, 1 << 63, *chain])[Tier.GPU] == (
+            {source: len(chain)} if chain else {}
+        )
+    assert set(index.held(source, Tier.GPU)) == naive
+    assert index.count(source) == len(naive)

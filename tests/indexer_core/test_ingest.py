@@ -300,57 +300,68 @@ def test_a_torn_hash_list_is_counted_and_costs_only_its_op(ingest):
     assert ingest.counters.malformed_ops == 1
 
 
+class FaultyBus:
+    """Carries one owner's messages badly: loses, doubles and delays them; snapshots fail at times."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.ingest, self.owner = Ingest(IngestConfig()), Owner()
+        self.now_s = 0.0
+        self.faulty = True
+        self._delayed: list[Batch | Heartbeat] = []
+        self._wanted: list[FetchSnapshot] = []
+
+    def chance(self, share: float) -> bool:
+        return self.faulty and self.rng.random() < share
+
+    def change(self) -> None:
+        if self.chance(0.02):
+            self.owner.restart()
+        block = self.rng.randrange(1, 30)
+        changes = [lambda: self.owner.register(block, block + 1), lambda: self.owner.evict(block)]
+        if self.rng.random() < 0.1:
+            changes.append(self.owner.clear)
+        self.send(self.rng.choice(changes)())
+
+    def send(self, message: Batch | Heartbeat) -> None:
+        if self.chance(0.15):
+            self._delayed.append(message)
+        elif not self.chance(0.15):
+            self._deliver(message)
+        if self.chance(0.1):
+            self._deliver(message)
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+        while self._delayed and self.rng.random() < 0.3:
+            self._deliver(self._delayed.pop(self.rng.randrange(len(self._delayed))))
+        self._wanted += self.ingest.due(self.now_s)
+        while self._wanted and not self.chance(0.4):
+            self._answer(self._wanted.pop())
+
+    def _deliver(self, message: Batch | Heartbeat) -> None:
+        handle = self.ingest.on_batch if isinstance(message, Batch) else self.ingest.on_heartbeat
+        self._wanted += handle(message, self.now_s)
+
+    def _answer(self, wanted: FetchSnapshot) -> None:
+        if self.chance(0.3):
+            failed = self.ingest.on_snapshot_failed(wanted.instance, wanted.rank, self.now_s)
+            self._wanted += failed
+        else:
+            self._wanted += self.ingest.on_snapshot(self.owner.snapshot(), self.now_s)
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_any_mix_of_loss_duplication_reordering_and_restarts_ends_equal_to_the_truth(seed):
-    rng = random.Random(seed)
-    ingest, owner, now_s = Ingest(IngestConfig()), Owner(), 0.0
-    delayed: list[Batch | Heartbeat] = []
-    fetching: list[FetchSnapshot] = []
-
-    def hand_over(message):
-        if isinstance(message, Batch):
-            return ingest.on_batch(message, now_s)
-        return ingest.on_heartbeat(message, now_s)
-
-    def send(message, faults):
-        if not faults or rng.random() < 0.7:
-            fetching.extend(hand_over(message))
-        elif rng.random() < 0.5:
-            delayed.append(message)
-        if faults and rng.random() < 0.1:
-            fetching.extend(hand_over(message))
-
-    def change():
-        block = rng.randrange(1, 30)
-        return rng.choice(
-            [lambda: owner.register(block, block + 1), lambda: owner.evict(block), owner.clear]
-            if rng.random() < 0.1
-            else [lambda: owner.register(block, block + 1), lambda: owner.evict(block)]
-        )()
-
+    bus = FaultyBus(seed)
     for step in range(300):
-        faults = step < 260
-        now_s += 0.1
-        if faults and rng.random() < 0.02:
-            owner.restart()
-        send(change(), faults)
+        bus.faulty = step < 260
+        bus.change()
         if step % 10 == 0:
-            send(owner.heartbeat(), faults)
-        while delayed and rng.random() < 0.3:
-            fetching.extend(hand_over(delayed.pop(rng.randrange(len(delayed)))))
-        fetching.extend(ingest.due(now_s))
-        while fetching and rng.random() < 0.6:
-            wanted = fetching.pop()
-            if faults and rng.random() < 0.3:
-                fetching.extend(ingest.on_snapshot_failed(wanted.instance, wanted.rank, now_s))
-            else:
-                fetching.extend(ingest.on_snapshot(owner.snapshot(), now_s))
+            bus.send(bus.owner.heartbeat())
+        bus.advance(0.1)
     for _ in range(20):
-        now_s += 0.5
-        fetching.extend(ingest.on_heartbeat(owner.heartbeat(), now_s))
-        fetching.extend(ingest.due(now_s))
-        while fetching:
-            fetching.pop()
-            fetching.extend(ingest.on_snapshot(owner.snapshot(), now_s))
-    assert content(ingest) == owner.held
-    assert ingest.streams["a", 0].synced
+        bus.send(bus.owner.heartbeat())
+        bus.advance(0.5)
+    assert content(bus.ingest) == bus.owner.held
+    assert bus.ingest.streams["a", 0].synced

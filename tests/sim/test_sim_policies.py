@@ -56,6 +56,13 @@ def test_greedy_matching_sends_all_to_the_engine_that_has_the_shared_block():
     assert simulate_light("least_prefill", requests).imbalance < 1.5
 
 
+def test_greedy_matching_fails_what_least_prefill_is_held_to(conversations):
+    found = simulate("longest_match", conversations)
+    hits = hit_tokens(conversations, ENGINES * CAPACITY_TOKENS, unit_tokens=512)
+    assert found.hit_ratio < 0.95 * hit_ratio(conversations, hits, WARM_UP)
+    assert found.imbalance > 1.15
+
+
 def simulate_light(policy: str, requests: list[TraceRequest]) -> SimSummary:
     config = FleetConfig(ENGINES, PROFILES["llama-8b-h100"], 3 * CAPACITY_TOKENS, 512)
     return summarise(SimulatedFleet(config, POLICIES[policy]).run(requests), ENGINES, skip=20)
@@ -68,8 +75,8 @@ def test_the_same_inputs_give_the_same_figures(conversations):
 
 def test_trace_blocks_split_into_finer_ones_with_the_same_sharing():
     request = TraceRequest(0.0, 1_100, 1, (7, 9, 12), 512, 0)
-    assert full_block_hashes(request, 512) == [7, 9]
+    assert full_block_hashes(request, 512) == [8, 10]
     fine = full_block_hashes(request, 256)
-    assert fine == [14, 15, 18, 19]
+    assert fine == [15, 16, 19, 20]
     with pytest.raises(ValueError, match="not a multiple"):
         full_block_hashes(request, 100)
