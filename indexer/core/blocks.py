@@ -8,7 +8,7 @@ names a whole prefix within its namespace. This module knows nothing of engines'
 
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from xxhash import xxh3_64_intdigest
 
@@ -21,7 +21,6 @@ def namespace_hash(
     *,
     lora: str = "",
     cache_salt: str = "",
-    media: Sequence[str] = (),
     secret: str = "",
 ) -> int:
     """Seed of every chain: prompts that may not share KV blocks get different seeds.
@@ -30,14 +29,13 @@ def namespace_hash(
         model: served model name.
         lora: adapter name; "" for the base model.
         cache_salt: the request's cache isolation salt; "" for none.
-        media: identities of images or audio in the prompt, in order.
         secret: deployment secret that keeps hashes of known prompts unguessable on the bus.
 
     Returns:
-        An unsigned 64-bit integer. Fields are length-prefixed, so no two field lists collide by
-        moving characters from one field into the next.
+        An unsigned 64-bit integer. Images and audio enter a chain where they begin, see `chains`.
+        Fields are length-prefixed, so characters cannot move from one field into the next.
     """
-    fields = [model, lora, cache_salt, secret, *media]
+    fields = [model, lora, cache_salt, secret]
     encoded = _FIELD_SEPARATOR.join(
         len(raw).to_bytes(4, "little") + raw for raw in (field.encode() for field in fields)
     )

@@ -12,7 +12,7 @@ import zmq.asyncio
 from indexer.core import events, subjects
 from indexer.core.events import Heartbeat, StreamState, WireError
 from indexer.core.held import HeldBlocks
-from indexer.core.stream import EpochSource, OutgoingStream
+from indexer.core.outgoing import EpochSource, OutgoingStream
 from indexer.relay.config import EngineTarget, RelayConfig
 from indexer.relay.discovery import discover
 from indexer.relay.endpoints import DiscoveryError, EngineInfo, RankEndpoints

@@ -198,7 +198,8 @@ class NatsBus:
 
     async def _note_disconnect(self) -> None:
         self._metrics.nats_up.set(0)
-        _log.warning("lost the connection to NATS")
+        if not self._client.is_closed:
+            _log.warning("lost the connection to NATS; trying again")
 
     async def _note_error(self, error: Exception) -> None:
         self._metrics.nats_errors.inc()

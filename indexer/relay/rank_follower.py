@@ -12,7 +12,7 @@ import zmq.asyncio
 from indexer.core import events
 from indexer.core.engine_events import BatchDecoder, EngineBatch, EngineEventError, split_frames
 from indexer.core.events import StreamState
-from indexer.core.stream import EpochSource, OutgoingStream
+from indexer.core.outgoing import EpochSource, OutgoingStream
 from indexer.relay.endpoints import RankEndpoints
 from indexer.relay.load_report import RankLoad
 from indexer.relay.metrics import RelayMetrics

@@ -11,7 +11,7 @@ import aiohttp
 import zmq.asyncio
 from prometheus_client import CollectorRegistry
 
-from indexer.core.stream import EpochSource
+from indexer.core.outgoing import EpochSource
 from indexer.relay.admin_http import admin_endpoint
 from indexer.relay.config import RelayConfig
 from indexer.relay.engine_follower import EngineFollower, Surroundings

@@ -82,7 +82,6 @@ def test_a_partial_last_block_has_no_hash():
         ({"model": "m"}, {"model": "n"}),
         ({"model": "m", "lora": "a"}, {"model": "m", "cache_salt": "a"}),
         ({"model": "m", "lora": "ab"}, {"model": "ma", "lora": "b"}),
-        ({"model": "m", "media": ("a", "b")}, {"model": "m", "media": ("ab",)}),
         ({"model": "m", "secret": "s"}, {"model": "m"}),
     ],
 )
