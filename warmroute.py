@@ -21,7 +21,10 @@ COMMANDS = {
 
 def usage() -> str:
     rows = "\n".join(f"  {name:<13} {entry[2]}" for name, entry in COMMANDS.items())
-    return f"usage: warmroute COMMAND [OPTIONS]\n\ncommands:\n{rows}\n\nwarmroute COMMAND --help tells more."
+    return (
+        f"usage: warmroute COMMAND [OPTIONS]\n\ncommands:\n{rows}\n\n"
+        "warmroute COMMAND --help tells more."
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from router.config import RouterConfig, load_config
 from router.core.policies import POLICIES
@@ -22,6 +22,7 @@ _FLAGS: Final[tuple[tuple[str, str, type, str], ...]] = (
     ("--request-timeout-secs", "request_timeout_s", float, "longest life of a request"),
     ("--connect-timeout-secs", "connect_timeout_s", float, "longest wait for an engine's accept"),
     ("--max-payload-size", "max_payload_bytes", int, "largest request body, bytes"),
+    ("--work-price", "work_price", float, "extra weight of uncached work in least_prefill"),
     ("--max-retries", "retries.max_retries", int, "other instances tried for one request"),
     ("--tokenizer", "tokenizer", str, "folder with tokenizer.json, or that file"),
     ("--seed", "dispatch.seed", int, "seed of the draws that break ties"),
@@ -55,7 +56,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"])
     parser.add_argument("--access-log", action="store_true", help="one line per request")
     for flag, field, kind, text in _FLAGS:
-        metavar = {int: "N", float: "SECONDS", str: "VALUE"}[kind]
+        metavar = {int: "N", float: "X", str: "VALUE"}[kind]
         parser.add_argument(flag, dest=field, type=kind, metavar=metavar, help=text)
     return parser
-

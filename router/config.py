@@ -14,7 +14,7 @@ from indexer.core.streams import IngestConfig
 from router.core.degrade import DegradeConfig
 from router.core.dispatch import DispatchConfig
 from router.core.health import HealthConfig
-from router.core.policies import POLICIES
+from router.core.policies import DEFAULT_WORK_PRICE, POLICIES
 from router.core.retries import RetryConfig
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
@@ -46,6 +46,8 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prometheus_port: Port = 29000  # 0: no second listener
     worker_urls: tuple[str, ...] = ()
     policy: str = "least_prefill"
+    # What a second of new prefill costs besides itself, for those who come later; least_prefill.
+    work_price: Annotated[float, msgspec.Meta(ge=0)] = DEFAULT_WORK_PRICE
     nats_url: str | None = None  # None: no bus, own decisions only
     pool: Name = "default"
     block_tokens: PositiveInt = 16

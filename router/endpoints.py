@@ -35,7 +35,8 @@ class Instance:
         self.configured = False  # by flag or API: stays until removed
         self.announced = False  # by a heartbeat that is still there
         self.ranks: tuple[int, ...] = (0,)
-        self.models: tuple[str, ...] = ()  # () until known
+        self.announced_models: tuple[str, ...] = ()
+        self.listed_models: tuple[str, ...] = ()  # by its own /v1/models
         self.cards: list[dict[str, Any]] | None = None  # its own /v1/models; None until known
         self.answers_probes: bool | None = None  # None until probed
         self.failed_probes = 0
@@ -45,6 +46,11 @@ class Instance:
     @property
     def state(self) -> str:
         return {None: "unknown", True: "up", False: "down"}[self.answers_probes]
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """All names it serves, the one that its hashes are made with first; () until known."""
+        return tuple(dict.fromkeys(self.announced_models + self.listed_models))
 
     @property
     def keys(self) -> list[InstanceKey]:
@@ -134,7 +140,7 @@ class Endpoints:
             self._withdraw(instance)
             instance.name, instance.ranks, instance.loads = heartbeat.instance, ranks, {}
         instance.announced = True
-        instance.models = tuple(dict.fromkeys([heartbeat.model, *heartbeat.models]))
+        instance.announced_models = (heartbeat.model, *heartbeat.models)
         for state in heartbeat.streams:
             stream = streams.get((heartbeat.instance, state.rank))
             if stream is None or state.running is None or state.waiting is None:
@@ -171,10 +177,8 @@ class Endpoints:
     def learned(self, instance: Instance, cards: list[dict[str, Any]]) -> None:
         """What the engine's own /v1/models lists."""
         instance.cards = cards
-        names = [card["id"] for card in cards if isinstance(card.get("id"), str)]
-        instance.models = tuple(dict.fromkeys([*instance.models[:1], *names]))
-        if not instance.announced:
-            instance.models = tuple(dict.fromkeys(names))
+        names = (card.get("id") for card in cards)
+        instance.listed_models = tuple(name for name in names if isinstance(name, str))
 
     def answered(self, url: str) -> None:
         """A request was answered there in good order."""
@@ -239,10 +243,11 @@ class Endpoints:
         )
 
     def known_models(self) -> list[str] | None:
-        """All models served, also by instances that are down; None when some may serve any."""
-        if not self._by_url or any(not i.models for i in self._by_url.values()):
+        """All models served, also by instances that are down; None when any may be served."""
+        instances = self._by_url.values()
+        if any(i.answers_probes is not False and not i.models for i in instances):
             return None
-        return sorted({model for i in self._by_url.values() for model in i.models})
+        return sorted({model for i in instances for model in i.models}) or None
 
     def default_model(self) -> str:
         """The model meant by a request that names none: the only one, or ""."""

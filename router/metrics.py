@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -99,6 +99,3 @@ class InstanceStates(Collector):
         for state in ("up", "down", "unknown"):
             family.add_metric([state], self._count(state))
         yield family
-
-
-__all__ = ["PREFIX", "CounterStructs", "Gauge", "Gauges", "InstanceStates", "Metrics"]

@@ -84,7 +84,7 @@ class Prober:
         unknown = [
             instance
             for instance in self._endpoints.instances()
-            if instance.cards is None and instance.answers_probes is not False
+            if instance.url not in self._asked_models_s and instance.answers_probes is not False
         ]
         await asyncio.gather(*map(self._probe_models, unknown))
 
@@ -98,10 +98,15 @@ class Prober:
             await asyncio.sleep(self._config.interval_s * share)
 
     async def _probe(self, instance: Instance) -> None:
+        before = instance.state, instance.models
+        await self._ask(instance)
+        if (instance.state, instance.models) != before:
+            self._endpoints.publish(self._clock())
+
+    async def _ask(self, instance: Instance) -> None:
         answer = await self._get(instance, "/health")
         # 4xx is an answer too: an engine may have no such page or ask for a key.
         self._endpoints.probed(instance, answer is not None and answer[0] < 500)
-        self._endpoints.publish(self._clock())
         if not instance.answers_probes:
             return
         asked_s = self._asked_models_s.get(instance.url)
@@ -109,16 +114,15 @@ class Prober:
             await self._probe_models(instance)
         if not instance.announced:
             await self._probe_load(instance)
-        self._endpoints.publish(self._clock())
 
     async def _probe_models(self, instance: Instance) -> None:
-        self._asked_models_s[instance.url] = self._clock()
         answer = await self._get(instance, "/v1/models")
-        cards = parse_models(answer[1]) if answer is not None and answer[0] == 200 else None
+        if answer is None:
+            return
+        self._asked_models_s[instance.url] = self._clock()
+        cards = parse_models(answer[1]) if answer[0] == 200 else None
         if cards is not None:
             self._endpoints.learned(instance, cards)
-        elif answer is None:
-            self._asked_models_s.pop(instance.url, None)
 
     async def _probe_load(self, instance: Instance) -> None:
         answer = await self._get(instance, "/metrics")

@@ -1,9 +1,8 @@
 """The client side of the proxy: one request to one engine, and its answer as it comes."""
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
-from types import TracebackType
-from typing import Any, Final, Literal, Self
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Final, Literal
 
 import aiohttp
 import yarl
@@ -39,6 +38,7 @@ class RequestBody:
         self._stream = stream
         self.length_bytes: int | None = len(data)
         self.replayable = True
+        self.client_failed = False  # the client did not send what it announced
 
     @classmethod
     def streamed(
@@ -62,8 +62,12 @@ class RequestBody:
                 yield bytes(view[start : start + _CHUNK_BYTES])
             return
         self.replayable = False
-        async for piece in self._stream():
-            yield piece
+        try:
+            async for piece in self._stream():
+                yield piece
+        except Exception:
+            self.client_failed = True
+            raise
 
 
 class Answer:
@@ -112,15 +116,7 @@ class Upstream:
             read_bufsize=_CHUNK_BYTES,
         )
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def close(self) -> None:
         await self._session.close()
 
     async def ask(self, method: str, url: str, headers: Headers, body: RequestBody) -> Answer:
@@ -168,7 +164,7 @@ class Upstream:
 
 
 @contextlib.contextmanager
-def _translated() -> Any:
+def _translated() -> Iterator[None]:
     """The client library's errors as ours."""
     try:
         yield

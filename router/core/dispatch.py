@@ -140,13 +140,17 @@ class Dispatcher:
         matches: Mapping[InstanceKey, PrefixMatch],
         prompt: PromptKey,
     ) -> Mapping[InstanceKey, int]:
-        """Own decisions, where some instance has no match or one of little confidence."""
+        """Own decisions, for instances with no match or with one of little confidence."""
         least = self.config.recent_confidence
-        for endpoint in endpoints:
-            match = matches.get(endpoint.key)
-            if match is None or match.confidence < least:
-                return self.recent.match(prompt.hashes)
-        return {}
+        unsure = {
+            endpoint.key
+            for endpoint in endpoints
+            if (match := matches.get(endpoint.key)) is None or match.confidence < least
+        }
+        if not unsure:
+            return {}
+        recent = self.recent.match(prompt.hashes)
+        return {key: depth for key, depth in recent.items() if key in unsure}
 
     def _is_from_recent(
         self,
@@ -201,8 +205,9 @@ class Dispatcher:
         """Tokens counted on: the most that index, own decisions or prompts under way promise."""
         known = max(self._remembered_tokens(key, prompt, recent), _indexed_tokens(match))
         pending = self.leases.pending_match(key, prompt.hashes) * prompt.block_tokens
-        # An engine always computes at least the last token of a prompt.
-        return min(max(known, float(pending)), float(max(0, prompt.tokens - 1)))
+        # An engine always computes the last token of a prompt, and hits are whole blocks.
+        most = max(0, prompt.tokens - 1) // prompt.block_tokens * prompt.block_tokens
+        return min(max(known, float(pending)), float(most))
 
     def _foreign_load(self, endpoint: Endpoint) -> "ForeignLoad":
         """Requests there that are not ours; none where the engine did not say.

@@ -118,8 +118,13 @@ class LeaseBook:
 
         Their work is already counted as ahead, so to this request they are a wait, not a cost.
         """
-        leases = self.load(key).prefilling.values()
-        return max((common_prefix(lease.hashes, hashes) for lease in leases), default=0)
+        best = 0
+        for lease in self.load(key).prefilling.values():
+            theirs = lease.hashes
+            # Hashes name whole prefixes, so one comparison tells whether it goes deeper than best.
+            if best < len(theirs) and best < len(hashes) and theirs[best] == hashes[best]:
+                best = common_prefix(theirs, hashes)
+        return best
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

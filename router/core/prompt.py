@@ -5,6 +5,7 @@ exact key that can be had: token ids as sent, token ids from the model's tokeniz
 its text. Text keys never meet token keys: their namespaces differ.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -21,8 +22,9 @@ class RoutingFields(msgspec.Struct):
 
     model: Any = None
     prompt: Any = None
-    messages: msgspec.Raw | None = None
-    tools: msgspec.Raw | None = None
+    # Raw cannot be in a union, so absent is empty here, and null is a text like any other.
+    messages: msgspec.Raw = msgspec.Raw(b"")
+    tools: msgspec.Raw = msgspec.Raw(b"")
     cache_salt: Any = None
     stream: Any = None
 
@@ -62,9 +64,23 @@ def parse_body(body: bytes) -> RoutingFields:
     try:
         return _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return _parse_leniently(body, error)
+
+
+def _parse_leniently(body: bytes, error: Exception) -> RoutingFields:
+    """What engines accept beyond strict JSON (NaN, a lone surrogate, a byte order mark) passes.
+
+    Such a body gets no prompt key: it is the engine's to judge, and rare.
+    """
+    try:
+        decoded = json.loads(body)
+    except (ValueError, RecursionError):
+        decoded = None
+    if not isinstance(decoded, dict):
         raise RequestError(
             f"request body is not a JSON object: {error}", code="bad_json"
         ) from error
+    return RoutingFields(model=decoded.get("model"), stream=decoded.get("stream"))
 
 
 class PromptKeys:
@@ -85,10 +101,11 @@ class PromptKeys:
             model: served model name, the one that relays announce.
         """
         salt = fields.cache_salt if isinstance(fields.cache_salt, str) else ""
-        if fields.messages is not None:
+        if _is_given(fields.messages):
             return self._chat_key(fields.messages, fields.tools, model, salt)
-        if isinstance(fields.prompt, str):
-            return self._completion_key(fields.prompt, model, salt)
+        text = _single_text(fields.prompt)
+        if text is not None:
+            return self._completion_key(text, model, salt)
         ids = _single_id_list(fields.prompt)
         if ids is None:
             return self._none("prompt is neither text nor one list of token ids")
@@ -100,13 +117,14 @@ class PromptKeys:
         return self._token_key(self._tokenizer.encode(prompt), model, salt)
 
     def _chat_key(
-        self, messages: msgspec.Raw, tools: msgspec.Raw | None, model: str, salt: str
+        self, messages: msgspec.Raw, tools: msgspec.Raw, model: str, salt: str
     ) -> PromptKey:
         rendered = None if self._tokenizer is None else _render(self._tokenizer, messages, tools)
         if self._tokenizer is None or rendered is None:
             reason = "no tokenizer" if self._tokenizer is None else "chat cannot be rendered"
             # Without its closing bracket, a chat's JSON is a prefix of the next turn's.
-            text = bytes(tools or b"") + bytes(messages).rstrip().removesuffix(b"]")
+            head = bytes(tools) if _is_given(tools) else b""
+            text = head + bytes(messages).rstrip().removesuffix(b"]")
             return self._text_key(text, model, salt, reason)
         return self._token_key(self._tokenizer.encode_chat(rendered), model, salt)
 
@@ -129,11 +147,22 @@ class PromptKeys:
         return PromptKey("none", 0, (), self.block_tokens, reason)
 
 
-def _render(tokenizer: Tokenizer, messages: msgspec.Raw, tools: msgspec.Raw | None) -> str | None:
+def _is_given(raw: msgspec.Raw) -> bool:
+    return bytes(raw) not in {b"", b"null"}
+
+
+def _render(tokenizer: Tokenizer, messages: msgspec.Raw, tools: msgspec.Raw) -> str | None:
     decoded = msgspec.json.decode(messages)
     if not isinstance(decoded, list):
         return None
-    return tokenizer.render_chat(decoded, None if tools is None else msgspec.json.decode(tools))
+    return tokenizer.render_chat(decoded, msgspec.json.decode(tools) if _is_given(tools) else None)
+
+
+def _single_text(prompt: Any) -> str | None:
+    """The text of `"…"` or `["…"]`; None for anything else."""
+    if isinstance(prompt, list) and len(prompt) == 1:
+        prompt = prompt[0]
+    return prompt if isinstance(prompt, str) else None
 
 
 def _single_id_list(prompt: Any) -> Sequence[int] | None:

@@ -1,0 +1,1 @@
+"""Figures of finished runs: summaries, a table, JSON and a picture."""
