@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TRACES ?= $(or $(WARMROUTE_TRACES),../shared/traces)
 export WARMROUTE_TRACES := $(TRACES)
 
-.PHONY: help demo test bench-live lint format lock clean
+.PHONY: help demo test bench-live bench-outage lint format lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -28,6 +28,9 @@ lint: $(VENV)/.installed ## ruff and mypy --strict
 
 bench-live: $(VENV)/.installed ## the demo at full size: two loads, two policies, about 30 minutes
 	$(BIN)/warmroute bench live --resume
+
+bench-outage: $(VENV)/.installed ## NATS killed in the middle of a run, 20 s, about 2 minutes
+	$(BIN)/warmroute bench outage --policies least_prefill round_robin
 
 format: $(VENV)/.installed ## rewrite the code as the linter wants it
 	$(BIN)/ruff check --fix .

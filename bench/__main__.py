@@ -8,6 +8,7 @@ import sys
 COMMANDS = {
     "demo": ("bench.live.cli", "demo_main", "two policies side by side in about two minutes"),
     "live": ("bench.live.cli", "live_main", "full replay: policies and loads compared"),
+    "outage": ("bench.live.cli", "outage_main", "NATS killed in the middle of a run"),
     "replay": ("bench.live.cli", "replay_main", "replay against a server that runs already"),
     "sim": ("bench.sim.cli", "main", "policies on a modelled fleet, in virtual time"),
     "mock-engine": ("bench.mock_engine.__main__", "main", "one engine that speaks vLLM's wire"),

@@ -7,7 +7,10 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from bench.engine.profiles import PROFILES
+from bench.live.outage import OutageConfig, outage_table, run_outage
 from bench.live.progress import progress_for
 from bench.live.replay import ReplayConfig, replay
 from bench.live.suite import Suite, SuiteConfig
@@ -39,6 +42,26 @@ def demo_main(argv: Sequence[str]) -> int:
     _add_fleet(parser, speed=3.0)
     _add_suite(parser, loads=[0.8], out="out/demo")
     return _run_suite(parser.parse_args(argv))
+
+
+def outage_main(argv: Sequence[str]) -> int:
+    """Kills NATS in the middle of a run and starts it again 20 s later."""
+    parser = _parser("outage", outage_main.__doc__)
+    parser.add_argument("--seed", type=_count, default=0, help="of arrivals and sessions")
+    parser.add_argument("--policies", nargs="+", default=["least_prefill"], help="one run each")
+    parser.add_argument("--outage-s", type=_positive, default=20.0, help="seconds without NATS")
+    parser.add_argument("--out", type=Path, default=Path("out/outage"), help="folder for results")
+    return _guarded(_outage(parser.parse_args(argv)))
+
+
+async def _outage(args: argparse.Namespace) -> int:
+    config = OutageConfig(seed=args.seed, outage_s=args.outage_s)
+    results = [await run_outage(config, args.out / name, name) for name in args.policies]
+    print(outage_table(results))
+    path = args.out / "result.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(results)))
+    print(f"saved {path}")
+    return 1 if any(result.failed for result in results) else 0
 
 
 def replay_main(argv: Sequence[str]) -> int:
