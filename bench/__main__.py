@@ -11,6 +11,7 @@ COMMANDS = {
     "outage": ("bench.live.cli", "outage_main", "NATS killed in the middle of a run"),
     "replay": ("bench.live.cli", "replay_main", "replay against a server that runs already"),
     "sim": ("bench.sim.cli", "main", "policies on a modelled fleet, in virtual time"),
+    "index": ("bench.index.cli", "main", "rates, latencies and memory of the index"),
     "mock-engine": ("bench.mock_engine.__main__", "main", "one engine that speaks vLLM's wire"),
     "nats": ("bench.stack.cli", "nats_main", "the embedded NATS server in the foreground"),
 }

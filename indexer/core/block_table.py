@@ -5,8 +5,8 @@ dictionary, waits for each miss; a whole batch gathered at once overlaps them. B
 uniform already, so their low bits choose a bucket of eight keys, 64 bytes, one cache line.
 
 Keys whose bucket is full go to an overflow dictionary; a bucket that has ever sent one there is
-marked, so that misses elsewhere need not ask. When half of the room is used the number of buckets
-doubles, and each later change moves some old buckets: a key stays in its place within the bucket
+marked, so that misses elsewhere need not ask. At three eighths full the number of buckets doubles,
+and each later change moves some old buckets: a key stays in its place within the bucket
 and moves to the bucket above or does not, so nobody ever waits for a whole rehash.
 """
 
@@ -21,7 +21,7 @@ Values = npt.NDArray[np.uint32]
 
 _WAYS: Final = 8
 _WAY_BITS: Final = 3
-_FILL: Final = 0.5  # keys per place at which the buckets double
+_FILL: Final = 0.375  # keys per place at which the buckets double: 1 key in 2,500 overflows
 _MOVE_BUCKETS: Final = 2048  # old buckets moved by one change while growing
 ABSENT: Final = -1
 
@@ -57,14 +57,18 @@ class BlockTable:
         Keys in the overflow get places below `ABSENT`: -2 is the first.
         """
         buckets = self._bucket_of(keys)
-        hits = np.flatnonzero(self._keys.take(buckets, axis=0) == keys[:, None])
+        hits = (self._keys.take(buckets, axis=0) == keys[:, None]).ravel().nonzero()[0]
         if len(hits) == len(keys):
-            return (buckets << _WAY_BITS) + (hits & (_WAYS - 1))
+            everywhere: Positions = (buckets << _WAY_BITS) | (hits & (_WAYS - 1))
+            return everywhere
         found = hits >> _WAY_BITS
         positions = np.full(len(keys), ABSENT, np.int64)
-        positions[found] = (buckets[found] << _WAY_BITS) + (hits & (_WAYS - 1))
+        positions[found] = (buckets[found] << _WAY_BITS) | (hits & (_WAYS - 1))
         if self._overflow:
-            self._find_in_overflow(keys, buckets, positions)
+            for i in self._may_have_spilled(positions == ABSENT, buckets).tolist():
+                place = self._overflow.get(int(keys[i]))
+                if place is not None:
+                    positions[i] = -2 - place
         return positions
 
     def values_at(self, positions: Positions) -> Values:
@@ -78,12 +82,19 @@ class BlockTable:
 
     def look_up(self, keys: Hashes) -> Values:
         """Value of each key, 0 where absent."""
-        positions = self.find(keys)
-        present = positions != ABSENT
-        if present.all():
-            return self.values_at(positions)
-        values = np.zeros(len(keys), np.uint32)
-        values[present] = self.values_at(positions[present])
+        buckets = self._bucket_of(keys)
+        hits = (self._keys.take(buckets, axis=0) == keys[:, None]).ravel().nonzero()[0]
+        if len(hits) == len(keys):
+            everywhere: Values = self._values.take((buckets << _WAY_BITS) | (hits & (_WAYS - 1)))
+            return everywhere
+        found = hits >> _WAY_BITS
+        values: Values = np.zeros(len(keys), np.uint32)
+        values[found] = self._values.take((buckets[found] << _WAY_BITS) | (hits & (_WAYS - 1)))
+        if self._overflow:
+            for i in self._may_have_spilled(values == 0, buckets).tolist():
+                place = self._overflow.get(int(keys[i]))
+                if place is not None:
+                    values[i] = self._overflow_values[place]
         return values
 
     def keys_with(self, wanted: npt.NDArray[np.bool_]) -> Hashes:
@@ -97,20 +108,28 @@ class BlockTable:
     def insert(self, keys: Hashes, value: int) -> None:
         """Adds keys that are all absent and all different, each with `value`."""
         self._make_room(len(keys))
-        buckets = self._bucket_of(keys)
-        order = np.argsort(buckets, kind="stable")
-        buckets, keys = buckets[order], keys[order]
-        free = self._keys.take(buckets, axis=0) == 0
-        rank = _rank_in_run(buckets)
-        is_nth_free = free & (np.cumsum(free, axis=1, dtype=np.int8) == rank[:, None] + 1)
-        ways = np.argmax(is_nth_free, axis=1)
-        fits = is_nth_free[np.arange(len(keys)), ways]
-        positions = (buckets[fits] << _WAY_BITS) + ways[fits]
-        self._flat_keys[positions] = keys[fits]
-        self._values[positions] = value
         self.count += len(keys)
-        if not fits.all():
-            self._spill(keys[~fits], buckets[~fits], value)
+        while len(keys):
+            keys = self._claim(keys, value)
+
+    def _claim(self, keys: Hashes, value: int) -> Hashes:
+        """Puts keys into the first free place of their buckets; returns those left over.
+
+        Of several keys of one batch that go for the same place the last one gets it, which reading
+        back tells; the others try again. Keys of full buckets spill.
+        """
+        buckets = self._bucket_of(keys)
+        ways = (self._keys.take(buckets, axis=0) == 0).argmax(axis=1)
+        positions = (buckets << _WAY_BITS) | ways
+        is_free = self._flat_keys.take(positions) == 0
+        if not is_free.all():
+            full = ~is_free
+            self._spill(keys[full], buckets[full], value)
+            keys, positions = keys[is_free], positions[is_free]
+        self._flat_keys[positions] = keys
+        self._values[positions] = value
+        left: Hashes = keys[self._flat_keys.take(positions) != keys]
+        return left
 
     def set_values(self, positions: Positions, values: Values) -> None:
         """Replaces the values of present keys; a value of 0 removes the key."""
@@ -137,14 +156,9 @@ class BlockTable:
             return np.where(old < self._moved, buckets, old)
         return buckets
 
-    def _find_in_overflow(self, keys: Hashes, buckets: Positions, positions: Positions) -> None:
-        missing = np.flatnonzero(
-            (positions == ABSENT) & (self._spilled.take(buckets) | (keys == 0))
-        )
-        for i in missing.tolist():
-            place = self._overflow.get(int(keys[i]))
-            if place is not None:
-                positions[i] = -2 - place
+    def _may_have_spilled(self, missing: npt.NDArray[np.bool_], buckets: Positions) -> Positions:
+        chosen: Positions = (missing & self._spilled.take(buckets)).nonzero()[0]
+        return chosen
 
     def _spill(self, keys: Hashes, buckets: Positions, value: int) -> None:
         self._spilled[buckets] = True
@@ -220,11 +234,3 @@ class BlockTable:
             by_value.setdefault(int(self._overflow_values[place]), []).append(key)
         for value, keys in by_value.items():
             self.insert(np.array(keys, np.uint64), value)
-
-
-def _rank_in_run(sorted_values: Positions) -> npt.NDArray[np.int64]:
-    """For each element, how many equal ones stand before it: [3, 3, 5] -> [0, 1, 0]."""
-    index = np.arange(len(sorted_values))
-    begins = np.ones(len(sorted_values), np.bool_)
-    np.not_equal(sorted_values[1:], sorted_values[:-1], out=begins[1:])
-    return index - np.maximum.accumulate(np.where(begins, index, 0))

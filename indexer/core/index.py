@@ -26,6 +26,9 @@ HashBatch = Sequence[int] | bytes | Hashes
 _FIRST_PROBE_BLOCKS: Final = 512
 
 
+_WIRE_DTYPE: Final = np.dtype("<u8")
+
+
 class PrefixIndex:
     """Maps block hash -> set of sources, for every tier.
 
@@ -113,8 +116,7 @@ class PrefixIndex:
         Element t of the result counts blocks held in tier t or in a faster one, so the depths of
         a source never fall from tier to tier. A block missing in the middle ends the depth there.
         """
-        chain = as_hashes(hashes)
-        runs, stops = self._runs(chain)
+        runs, stops = self._runs(as_hashes(hashes))
         gpu = self._depths(runs, stops, 0)
         if not self._sets.beyond_gpu:
             return (gpu, gpu, gpu, gpu)
@@ -135,16 +137,16 @@ class PrefixIndex:
 
     def _runs(self, chain: Hashes) -> tuple[list[int], list[int]]:
         """Holder sets along the chain: run j has set `runs[j]` and ends before `stops[j]`."""
-        values, start, length = [], 0, _FIRST_PROBE_BLOCKS
-        while start < len(chain):
-            values.append(self._table.look_up(chain[start : start + length]))
-            if not values[-1][-1]:
-                break
-            start, length = start + length, 2 * length
-        if not values:
+        length = len(chain)
+        if not length:
             return [], []
-        sets = values[0] if len(values) == 1 else np.concatenate(values)
-        ends = np.flatnonzero(sets[1:] != sets[:-1])
+        sets = self._table.look_up(chain[:_FIRST_PROBE_BLOCKS])
+        while len(sets) < length and sets[-1]:
+            more = self._table.look_up(chain[len(sets) : 3 * len(sets)])
+            sets = np.concatenate([sets, more])
+        ends = (sets[1:] != sets[:-1]).nonzero()[0]
+        if not len(ends):
+            return [int(sets[0])], [len(sets)]
         return [*sets[ends].tolist(), int(sets[-1])], [*(ends + 1).tolist(), len(sets)]
 
     def _depths(self, runs: list[int], stops: list[int], tier: int) -> Depths:
@@ -224,10 +226,10 @@ def as_hashes(hashes: HashBatch) -> Hashes:
     Raises:
         ValueError: bytes whose length is not a multiple of 8.
     """
+    if isinstance(hashes, bytes):
+        return np.frombuffer(hashes, _WIRE_DTYPE)
     if isinstance(hashes, np.ndarray):
         return hashes
-    if isinstance(hashes, bytes):
-        return np.frombuffer(hashes, "<u8").astype(np.uint64, copy=False)
     return np.array(hashes, np.uint64)
 
 
