@@ -22,7 +22,10 @@ Values = npt.NDArray[np.uint32]
 _WAYS: Final = 8
 _WAY_BITS: Final = 3
 _FILL: Final = 0.375  # keys per place at which the buckets double: 1 key in 2,500 overflows
-_MOVE_BUCKETS: Final = 2048  # old buckets moved by one change while growing
+# Old buckets moved while growing, at least and for each new key. More than one for each key ends
+# the move long before the buckets double again.
+_MOVE_LEAST: Final = 64
+_MOVE_PER_KEY: Final = 8
 ABSENT: Final = -1
 
 
@@ -142,6 +145,54 @@ class BlockTable:
         self._flat_keys[gone] = 0
         self.count -= len(gone)
 
+    # --- one key at a time ------------------------------------------------------------------
+
+    def get(self, key: int) -> int:
+        """The key's value, 0 where absent."""
+        position = self._place_of(key)
+        if position >= 0:
+            return int(self._values[position])
+        return 0 if position == ABSENT else int(self._overflow_values[-2 - position])
+
+    def put(self, key: int, value: int) -> None:
+        """Gives the key this value, whether present or not; 0 removes it."""
+        position = self._place_of(key)
+        if position >= 0:
+            self._values[position] = value
+            if not value:
+                self._flat_keys[position] = 0
+                self.count -= 1
+        elif position < ABSENT:
+            self._set_overflow(np.array([position]), np.array([value], np.uint32))
+        elif value:
+            self._insert_one(key, value)
+
+    def _insert_one(self, key: int, value: int) -> None:
+        self._make_room(1)
+        bucket = self._bucket_of_one(key)
+        row: list[int] = self._keys[bucket].tolist()
+        self.count += 1
+        if 0 in row:
+            position = bucket << _WAY_BITS | row.index(0)
+            self._flat_keys[position] = key
+            self._values[position] = value
+        else:
+            self._spill(np.array([key], np.uint64), np.array([bucket]), value)
+
+    def _place_of(self, key: int) -> int:
+        bucket = self._bucket_of_one(key)
+        row: list[int] = self._keys[bucket].tolist()
+        if key in row:
+            return bucket << _WAY_BITS | row.index(key)
+        place = self._overflow.get(key) if self._spilled[bucket] else None
+        return ABSENT if place is None else -2 - place
+
+    def _bucket_of_one(self, key: int) -> int:
+        bucket = key & (self._buckets - 1)
+        half = self._buckets >> 1
+        old = bucket & (half - 1)
+        return old if self._moved < half and old >= self._moved else bucket
+
     # --- inside -----------------------------------------------------------------------------
 
     @property
@@ -190,7 +241,7 @@ class BlockTable:
                 self._move(self._buckets)
             self._double()
         if self._is_growing:
-            self._move(max(_MOVE_BUCKETS, 4 * news))
+            self._move(max(_MOVE_LEAST, _MOVE_PER_KEY * news))
 
     @property
     def _is_growing(self) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from indexer.core.block_table import ABSENT, BlockTable, Hashes, Positions, Values
 from indexer.core.holder_sets import EMPTY, HolderSets
-from indexer.core.tiers import Tier, digest_multiplier
+from indexer.core.tiers import Tier, digest_multiplier, digest_term
 
 # source -> depth in blocks; a source with depth 0 is absent.
 Depths = dict[int, int]
@@ -25,6 +25,9 @@ HashBatch = Sequence[int] | bytes | Hashes
 # holds beyond its head costs one short probe.
 _FIRST_PROBE_BLOCKS: Final = 512
 
+
+# Batches of this size cost about the same either way. Decoding engines send a few blocks a step.
+_FEW_BLOCKS: Final = 8
 
 _WIRE_DTYPE: Final = np.dtype("<u8")
 
@@ -37,7 +40,9 @@ class PrefixIndex:
     Hash 0 names no block: it is passed over when registered and must not be asked for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, few_blocks: int = _FEW_BLOCKS) -> None:
+        """Batches of up to `few_blocks` are changed block by block, larger ones at once."""
+        self._few_blocks = few_blocks
         self._table = BlockTable()
         self._sets = HolderSets()
         self._counts: list[list[int]] = []  # source -> blocks held per tier
@@ -66,9 +71,12 @@ class PrefixIndex:
     def register(self, source: int, tier: Tier, hashes: HashBatch) -> int:
         """Notes that `source` holds `hashes` in `tier`; returns how many were news."""
         self._require(source)
-        batch = _distinct(as_hashes(hashes))
-        if not len(batch):
-            return 0
+        batch = as_hashes(hashes)
+        if len(batch) <= self._few_blocks:
+            added = self._change_few(source, tier, batch, self._sets.with_member)
+            self._counts[source][tier] += added
+            return added
+        batch = _distinct(batch)
         positions = self._table.find(batch)
         present = positions != ABSENT
         if present.all():
@@ -85,7 +93,12 @@ class PrefixIndex:
     def evict(self, source: int, tier: Tier, hashes: HashBatch) -> int:
         """Notes that `source` no longer holds `hashes` in `tier`; returns how many it held."""
         self._require(source)
-        batch = _distinct(as_hashes(hashes))
+        batch = as_hashes(hashes)
+        if len(batch) <= self._few_blocks:
+            removed = self._change_few(source, tier, batch, self._sets.without_member)
+            self._counts[source][tier] -= removed
+            return removed
+        batch = _distinct(batch)
         positions = self._table.find(batch)
         present = positions != ABSENT
         if not present.all():
@@ -167,6 +180,21 @@ class PrefixIndex:
         if start:
             _note(depths, alive, start)
         return depths
+
+    def _change_few(
+        self, source: int, tier: Tier, batch: Hashes, change: Callable[[int, int, Tier], int]
+    ) -> int:
+        changed = 0
+        for block in batch.tolist():
+            old = self._table.get(block) if block else EMPTY
+            new = change(old, source, tier) if block else EMPTY
+            if new != old:
+                self._table.put(block, new)
+                self._sets.add_blocks(new, 1)
+                self._sets.add_blocks(old, -1)
+                self._digests[source] ^= digest_term(tier, block)
+                changed += 1
+        return changed
 
     def _insert(self, source: int, tier: Tier, news: Hashes) -> int:
         set_id = self._sets.with_member(EMPTY, source, tier)

@@ -37,9 +37,11 @@ class NaiveIndex:
 class IndexAgainstNaive(RuleBasedStateMachine):
     """Random operations with holes, several sources and tiers; both must agree after each."""
 
+    few_blocks = 12  # block by block
+
     def __init__(self) -> None:
         super().__init__()
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(self.few_blocks)
         self.naive = NaiveIndex()
         self.sources: list[int] = []
 
@@ -106,8 +108,19 @@ class IndexAgainstNaive(RuleBasedStateMachine):
             assert self.index.blocks(tier) == len(distinct)
 
 
+class BatchedIndexAgainstNaive(IndexAgainstNaive):
+    few_blocks = 0  # every batch at once
+
+
+class MixedIndexAgainstNaive(IndexAgainstNaive):
+    few_blocks = 3
+
+
 TestIndexAgainstNaive = IndexAgainstNaive.TestCase
-TestIndexAgainstNaive.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestBatchedIndexAgainstNaive = BatchedIndexAgainstNaive.TestCase
+TestMixedIndexAgainstNaive = MixedIndexAgainstNaive.TestCase
+for case in (TestIndexAgainstNaive, TestBatchedIndexAgainstNaive, TestMixedIndexAgainstNaive):
+    case.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 @given(st.integers(65, 200), st.integers(1, 30))
@@ -173,13 +186,14 @@ def test_repetitions_within_one_batch_count_once():
     assert index.digest(source) == 5
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_growth_and_crowded_buckets_lose_nothing(seed):
+@pytest.mark.parametrize("few_blocks", [0, 12, 10_000])
+@pytest.mark.parametrize("seed", range(3))
+def test_growth_and_crowded_buckets_lose_nothing(seed, few_blocks):
     """Many blocks whose low bits agree fill few buckets; the rest must go elsewhere and be found."""
     rng = random.Random(seed)
-    index, naive = PrefixIndex(), set()
+    index, naive = PrefixIndex(few_blocks), set()
     source = index.open_source()
-    for step in range(120):
+    for step in range(60):
         crowd = rng.randrange(1, 4)
         batch = [
             rng.getrandbits(40) << 24 | crowd if rng.random() < 0.3 else rng.getrandbits(64) or 1
