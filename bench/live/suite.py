@@ -58,7 +58,8 @@ class Suite:
     Args:
         config: what to run.
         out_dir: gets result.json, plot.png, and a folder with logs and requests for each run.
-        resume: whether runs finished there with the same settings are taken over.
+        resume: whether the runs of a suite that was broken off there are taken over, where their
+            settings and workload are the same. A complete suite is always run anew.
 
     Raises:
         TraceError: the trace cannot be had, or is shorter than the slice.
@@ -68,7 +69,8 @@ class Suite:
     def __init__(self, config: SuiteConfig, out_dir: Path, *, resume: bool) -> None:
         self._config = config
         self._out_dir = out_dir
-        self._resume = resume
+        self._result_path = out_dir / "result.json"
+        self._resume = resume and not self._result_path.exists()
         self._profile = PROFILES[config.fleet.profile]
         self._workload: Workload = prepare(
             config.workload,
@@ -83,12 +85,13 @@ class Suite:
             ProcessError: a fleet did not start.
         """
         print(self._introduction(), flush=True)
+        self._result_path.unlink(missing_ok=True)
         stored = [await self._run_or_resume(policy, load) for load, policy in self._pairs()]
         result = self._result([run for run, _ in stored])
-        write_result(self._out_dir / "result.json", result)
+        write_result(self._result_path, result)
         draw(self._out_dir / "plot.png", result, {_key(run): _ttfts_s(o) for run, o in stored})
         print(f"\n{runs_table(result.runs)}\n")
-        print(f"saved {self._out_dir / 'result.json'} and {self._out_dir / 'plot.png'}")
+        print(f"saved {self._result_path} and {self._out_dir / 'plot.png'}")
         return result
 
     def _pairs(self) -> Iterator[tuple[float, str]]:
@@ -123,7 +126,13 @@ class Suite:
             run = msgspec.json.decode(files.summary.read_bytes(), type=_StoredRun)
         except (OSError, msgspec.DecodeError):
             return None
-        same = run.workload == self._config.workload and run.fleet == fleet
+        # The bounds tell apart a trace's file and the look-alike that stands in for it.
+        bounds = (run.summary.infinite_bound, run.summary.pooled_bound)
+        same = (
+            run.workload == self._config.workload
+            and run.fleet == fleet
+            and bounds == (self._workload.bounds.infinite, self._workload.bounds.pooled)
+        )
         return run.summary if same else None
 
     async def _run(

@@ -68,13 +68,38 @@ async def test_a_suite_runs_every_policy_and_saves(tmp_path, started, capsys):
 
 async def test_resume_takes_over_only_the_same_run(tmp_path, started):
     first = await Suite(CONFIG, tmp_path, resume=False).run()
+    break_off(tmp_path)
     again = await Suite(CONFIG, tmp_path, resume=True).run()
     assert len(started) == 2
     assert again.runs == first.runs
     workload = msgspec.structs.replace(CONFIG.workload, seed=1)
     changed = msgspec.structs.replace(CONFIG, workload=workload)
+    break_off(tmp_path)
     await Suite(changed, tmp_path, resume=True).run()
     assert len(started) == 4
+
+
+async def test_resume_runs_a_complete_suite_anew(tmp_path, started):
+    await Suite(CONFIG, tmp_path, resume=True).run()
+    await Suite(CONFIG, tmp_path, resume=True).run()
+    assert len(started) == 4
+
+
+async def test_resume_takes_over_no_run_of_another_trace(tmp_path, started):
+    """The look-alike that stands in for an absent file has the same settings but other bounds."""
+    await Suite(CONFIG, tmp_path, resume=False).run()
+    break_off(tmp_path)
+    for file in tmp_path.glob("runs/*/summary.json"):
+        run = json.loads(file.read_text())
+        run["summary"]["pooled_bound"] += 0.01
+        file.write_text(json.dumps(run))
+    await Suite(CONFIG, tmp_path, resume=True).run()
+    assert len(started) == 4
+
+
+def break_off(out_dir):
+    """Leaves a folder as if the suite had been interrupted before its end."""
+    (out_dir / "result.json").unlink()
 
 
 def test_replay_command_without_a_server(tmp_path, capsys):
