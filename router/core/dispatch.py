@@ -98,6 +98,8 @@ class Dispatcher:
         now_s: float,
         model: str | None = None,
         excluded: Collection[InstanceKey] = (),
+        *,
+        streams: bool = True,
     ) -> Dispatch:
         """Decides and takes the lease.
 
@@ -107,6 +109,7 @@ class Dispatcher:
             now_s: monotonic seconds.
             model: served model the request asks for; None: any.
             excluded: instances already tried for this request.
+            streams: whether the answer will show its first token when it is there.
 
         Raises:
             NoInstanceError: nobody is left to take it.
@@ -120,7 +123,7 @@ class Dispatcher:
         request = RequestView(request_id, self._ordinal, prompt.tokens)
         self._ordinal += 1
         decision = self.policy(request, views, draw(self.config.seed, request_id))
-        lease = self._take(decision, prompt, now_s)
+        lease = self._take(decision, prompt, now_s, streams)
         chosen = self._endpoints[decision.key]
         used_recent = self._is_from_recent(decision.key, prompt, matches, recent)
         return Dispatch(decision, chosen, lease, used_recent)
@@ -167,11 +170,13 @@ class Dispatcher:
     ) -> float:
         return recent.get(key, 0) * prompt.block_tokens * self.config.recent_confidence
 
-    def _take(self, decision: Decision, prompt: PromptKey, now_s: float) -> Lease:
+    def _take(self, decision: Decision, prompt: PromptKey, now_s: float, streams: bool) -> Lease:
         uncached_tokens = max(0.0, prompt.tokens - decision.expected_cached_tokens)
         self._mean_uncached_tokens += 0.05 * (uncached_tokens - self._mean_uncached_tokens)
         self.recent.note(decision.key, prompt.hashes)
-        return self.leases.acquire(decision.key, uncached_tokens, prompt.hashes, now_s)
+        return self.leases.acquire(
+            decision.key, uncached_tokens, prompt.hashes, now_s, streams=streams
+        )
 
     def _candidate(
         self,

@@ -12,7 +12,16 @@ from router.core.views import InstanceKey
 class Lease:
     """One dispatched request's claim on one instance."""
 
-    __slots__ = ("_book", "_load", "hashes", "key", "prefilling", "released", "uncached_tokens")
+    __slots__ = (
+        "_book",
+        "_load",
+        "hashes",
+        "key",
+        "prefilling",
+        "released",
+        "streams",
+        "uncached_tokens",
+    )
 
     def __init__(
         self,
@@ -21,12 +30,14 @@ class Lease:
         key: InstanceKey,
         uncached_tokens: float,
         hashes: Sequence[int],
+        streams: bool,
     ) -> None:
         self._book = book
         self._load = load
         self.key = key
         self.uncached_tokens = uncached_tokens
         self.hashes = hashes
+        self.streams = streams  # its first token will be seen
         self.prefilling = True
         self.released = False
 
@@ -73,12 +84,15 @@ class InstanceLoad:
         """Prompt tokens sent and not prefilled.
 
         Engines take prompts in order, so the oldest one is taken as partly done: by the time it
-        has been at the head, never by more than its own size.
+        has been at the head, never by more than its own size. Of an answer that is not streamed
+        the first token is never seen; once its prompt must be done, the next one's turn has come.
         """
-        if not self.prefilling:
-            return 0.0
-        head = next(iter(self.prefilling.values()))
-        done = min(head.uncached_tokens, (now_s - self._head_since_s) * prefill_tokens_per_s)
+        worked_off = (now_s - self._head_since_s) * prefill_tokens_per_s
+        done = 0.0
+        for lease in self.prefilling.values():
+            done += min(lease.uncached_tokens, worked_off - done)
+            if lease.streams or done >= worked_off:
+                break
         return max(0.0, self._pending_tokens - done)
 
 
@@ -90,13 +104,22 @@ class LeaseBook:
         self._idle = InstanceLoad()
 
     def acquire(
-        self, key: InstanceKey, uncached_tokens: float, hashes: Sequence[int], now_s: float
+        self,
+        key: InstanceKey,
+        uncached_tokens: float,
+        hashes: Sequence[int],
+        now_s: float,
+        *,
+        streams: bool = True,
     ) -> Lease:
-        """Opens a lease; the caller must release it on every path."""
+        """Opens a lease; the caller must release it on every path.
+
+        `streams` says whether the answer will show its first token when it is there.
+        """
         load = self._loads.get(key)
         if load is None:
             load = self._loads[key] = InstanceLoad()
-        lease = Lease(self, load, key, max(0.0, uncached_tokens), hashes)
+        lease = Lease(self, load, key, max(0.0, uncached_tokens), hashes, streams)
         load.add(lease, now_s)
         return lease
 

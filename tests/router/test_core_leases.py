@@ -106,3 +106,21 @@ def test_the_deepest_of_the_prompts_under_way_counts(under_way, asked):
         book.acquire(("a", 0), 1, chain(steps), 0.0)
     deepest = max((equal_steps(steps, asked) for steps in under_way), default=0)
     assert book.pending_match(("a", 0), chain(asked)) == deepest
+
+
+def test_prompts_whose_first_token_is_never_seen_are_worked_off_one_after_the_other():
+    book = LeaseBook()
+    for _ in range(3):
+        book.acquire(("a", 0), 1000, (), 0.0, streams=False)
+    load = book.load(("a", 0))
+    assert load.pending_tokens(0.0, 1000.0) == 3000
+    assert load.pending_tokens(1.5, 1000.0) == 1500
+    assert load.pending_tokens(9.0, 1000.0) == 0
+
+
+def test_a_streamed_prompt_that_has_shown_no_token_holds_up_those_behind_it():
+    book = LeaseBook()
+    book.acquire(("a", 0), 1000, (), 0.0, streams=False)
+    book.acquire(("a", 0), 1000, (), 0.0)
+    book.acquire(("a", 0), 1000, (), 0.0, streams=False)
+    assert book.load(("a", 0)).pending_tokens(9.0, 1000.0) == 1000
